@@ -8,6 +8,7 @@ use crate::algorithm::Past;
 use crate::facts::Facts;
 use crate::invalid_request::InvalidRequest;
 use crate::key::Key;
+use crate::lease::Lease;
 use crate::policy::Policy;
 use crate::quota::{Algorithm, CheckedQuota, Quota};
 use crate::siphash::{self, Secret};
@@ -193,6 +194,8 @@ impl Charge {
     /// The limit may have changed since the charge was made, and the tier of the caller is not known here.
     /// So the state is drained by the slowest rate that may be active, and the charge is assumed to have
     /// drained by the fastest: a refund never returns too much.
+    ///
+    /// A charge to a leased bucket counts as older than it is: see [`Lease::refund_age`].
     pub fn corrections(&self, policy: &Policy, changes: &[Change]) -> Vec<KeyCorrection> {
         assert_eq!(changes.len(), self.0.items.len(), "one change for every item");
         let fix = |(item, change): (&Item, &Change)| {
@@ -207,7 +210,9 @@ impl Charge {
                     slowest = *quota;
                 }
             }
-            KeyCorrection { quota: slowest, past: Past { count: fastest, ..item.past() }, change: *change }
+            let tick = item.mark.saturating_sub(Lease::refund_age(item.key(), policy));
+            let past = Past { count: fastest, tick, ..item.past() };
+            KeyCorrection { quota: slowest, past, change: *change }
         };
         self.0.items.iter().zip(changes).map(fix).collect()
     }

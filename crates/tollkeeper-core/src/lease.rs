@@ -7,10 +7,11 @@
 use core::fmt;
 
 use crate::algorithm::State;
+use crate::key::Key;
 use crate::limit::Consistency;
-use crate::policy::Policy;
+use crate::policy::{Policy, Rule};
 use crate::quota::{Algorithm, CheckedQuota};
-use crate::time::{Span, Time};
+use crate::time::{Span, Tick, Time};
 use crate::toll::Due;
 
 /// The terms of the leases of a key.
@@ -40,12 +41,16 @@ impl Lease {
     }
 
     /// The terms for the key of a due of this policy; `None` if its limit is exact, or too small.
+    #[inline]
     pub fn of_due(due: &Due<'_>, policy: &Policy) -> Option<Lease> {
-        match due.rule.consistency() {
+        Lease::of_rule(due.rule, due.quota, policy)
+    }
+
+    #[inline]
+    fn of_rule(rule: &Rule, quota: &CheckedQuota, policy: &Policy) -> Option<Lease> {
+        match rule.consistency() {
             Consistency::Exact => None,
-            Consistency::Leased => {
-                Lease::of(due.quota, policy.largest_count(due.rule, due.quota.period())).ok()
-            }
+            Consistency::Leased => Lease::of(quota, policy.largest_count(rule, quota.period())).ok(),
         }
     }
 
@@ -59,8 +64,8 @@ impl Lease {
         match quota.algorithm() {
             Algorithm::TokenBucket => {
                 // In whole ticks, so that what drains in a life is a whole number, too.
-                let life = longest_life(quota).min(quota.capacity() / (RAISED_PART * largest));
-                if life < least_life(quota) {
+                let life = ticks(quota, LONGEST_LIFE).min(quota.capacity() / (RAISED_PART * largest));
+                if !is_long_enough(quota, life) {
                     return Err(NotLeased::TooSmall(large_enough(quota, largest)));
                 }
                 let span = Span::from_micros(life * quota.tick().span().as_micros());
@@ -87,11 +92,23 @@ impl Lease {
         Some(Time::from_micros(end - shift))
     }
 
-    /// Where a charge that was made by spending granted units counts as recorded: a bucket's as much earlier as it was
-    /// raised. `state` is the one after the grant.
-    pub fn mark(&self, state: &State) -> u64 {
+    /// How many ticks older than it is a charge to this key counts when it is refunded: as long as the longest lease of
+    /// the key lives; 0 for a window, and for a limit that is not leased.
+    ///
+    /// The raise of a lease absorbs charges: a level of 6 that is raised to 10 is as high as one of 10. Giving back 6 of
+    /// it would leave 4 of the raise, and the level would no longer bound what is spent. Only what was charged above the
+    /// raise can be given back.
+    pub fn refund_age(key: Key<'_>, policy: &Policy) -> u64 {
+        let Some((_, rule)) = policy.find(key.limit()) else { return 0 };
+        let quotas = rule.quotas_of(key.family()).chain(policy.override_of(key));
+        let leases = quotas.filter_map(|quota| Lease::of_rule(rule, quota, policy));
+        leases.map(|lease| lease.raise / lease.largest).max().unwrap_or(0)
+    }
+
+    /// Where a charge that was made by spending granted units is recorded. `state` is the one after the grant.
+    pub fn mark(state: &State) -> u64 {
         match state {
-            State::Meter(state) => state.at.saturating_sub(self.raise / self.largest),
+            State::Meter(state) => state.at,
             State::FixedWindow(state) => state.window,
             State::SlidingWindow(state) => state.window,
             State::SlidingLog(_) | State::Concurrency(_) => 0, // never leased
@@ -99,25 +116,31 @@ impl Lease {
     }
 }
 
-/// The longest life of a bucket's lease, in ticks.
-fn longest_life(quota: &CheckedQuota) -> u64 {
-    LONGEST_LIFE.as_micros() / quota.tick().span().as_micros()
+/// This span in ticks, rounded up. The divisors are constants: every check of a leased limit comes here.
+fn ticks(quota: &CheckedQuota, span: Span) -> u64 {
+    match quota.tick() {
+        Tick::Micro => span.as_micros(),
+        Tick::Milli => span.as_micros().div_ceil(1_000),
+        Tick::Second => span.as_micros().div_ceil(1_000_000),
+    }
 }
 
-/// The shortest life of a bucket's lease, in ticks. The count must be above 0.
-fn least_life(quota: &CheckedQuota) -> u64 {
-    let refill = (LEAST_REFILL * quota.period_ticks()).div_ceil(quota.count());
-    SHORTEST_LIFE.as_micros().div_ceil(quota.tick().span().as_micros()).max(refill)
+/// Whether a bucket's lease of this many ticks lives long enough and refills enough.
+fn is_long_enough(quota: &CheckedQuota, life: u64) -> bool {
+    let refill = life * quota.count(); // at most a sixteenth of the capacity
+    life >= ticks(quota, SHORTEST_LIFE) && refill >= LEAST_REFILL * quota.period_ticks()
 }
 
 /// What a bucket would need to be leased.
 fn large_enough(quota: &CheckedQuota, largest: u64) -> LargeEnough {
-    let count = (LEAST_REFILL * quota.period_ticks()).div_ceil(longest_life(quota));
+    let count = (LEAST_REFILL * quota.period_ticks()).div_ceil(ticks(quota, LONGEST_LIFE));
     if quota.count() < count {
         return LargeEnough::Rate(count);
     }
     // The smallest burst whose lease lives long enough.
-    LargeEnough::Burst((least_life(quota) * RAISED_PART * largest).div_ceil(quota.period_ticks()))
+    let refill = (LEAST_REFILL * quota.period_ticks()).div_ceil(quota.count());
+    let life = ticks(quota, SHORTEST_LIFE).max(refill);
+    LargeEnough::Burst((life * RAISED_PART * largest).div_ceil(quota.period_ticks()))
 }
 
 /// Why a key has no leases.
@@ -178,6 +201,8 @@ impl fmt::Display for NotLeased {
 mod tests {
     use super::*;
     use crate::algorithm::{fixed_window, meter};
+    use crate::facts;
+    use crate::limit::Limit;
     use crate::quota::Quota;
 
     fn quota(algorithm: Algorithm, count: u64, period: Span, burst: Option<u64>) -> CheckedQuota {
@@ -246,13 +271,28 @@ mod tests {
     }
 
     #[test]
-    fn charge_of_a_bucket_counts_as_older_by_the_life() {
-        let lease = Lease::of(&bucket(100_000, 1, 100_000), 100_000).unwrap();
+    fn charge_from_permits_is_recorded_at_their_grant() {
         let state = State::Meter(meter::State { level: 7, at: 1_000_000 });
-        assert_eq!(lease.mark(&state), 1_000_000 - 62_500);
+        assert_eq!(Lease::mark(&state), 1_000_000);
         let window = quota(Algorithm::FixedWindow, 1_000, Span::from_secs(60), None);
         let state = State::FixedWindow(fixed_window::State { window: 7, count: 3 });
-        assert_eq!(Lease::of(&window, 1_000).unwrap().mark(&state), 7);
+        assert_eq!(Lease::mark(&state), 7);
         assert_eq!(Lease::window_end(&window, &state, 1_000), Some(Time::from_micros(480_000_000 - 1_000)));
+    }
+
+    /// The key may be in either tier while a lease of the other one lives.
+    #[test]
+    fn refund_counts_a_charge_as_older_by_the_longest_life() {
+        let rate = |count, burst| Quota::per_second(count).burst(burst);
+        let tiers =
+            Limit::tiered("a", "plan").tier("free", rate(1_000, 4_000)).tier("pro", rate(2_000, 16_000));
+        let age = |consistency| {
+            let limit = tiers.clone().default_tier("free").by("user").consistency(consistency);
+            let policy = Policy::new(vec![limit]).unwrap();
+            let keys = policy.keys("a", &facts! { "user" => "u", "plan" => "free" }).unwrap();
+            Lease::refund_age(Key::from_bytes(&keys[0]).unwrap(), &policy)
+        };
+        assert_eq!(age(Consistency::Exact), 0);
+        assert_eq!(age(Consistency::Leased), 500_000); // the life of `pro`: 16,000/(16*2,000) s
     }
 }

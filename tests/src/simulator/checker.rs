@@ -11,17 +11,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tollkeeper::store::{Change, KeyCorrection, Toll};
+use tollkeeper::store::{Change, KeyCorrection, LeaseRequest, Toll};
 use tollkeeper::{
     Algorithm, Approximation, Charge, CheckedQuota, Correction, DecidedToll, Decision, LimitDecision,
-    OnStoreFailure, Policy,
+    OnStoreFailure,
 };
+use tollkeeper_core::algorithm::Past;
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::contract::{self, Admission, Hold, Rate, Windows};
 use tollkeeper_core::lease::Lease;
 
 use crate::oracle::Oracle;
 
+use super::scenario::Scenario;
 use super::tally::{Kind, Tally};
 
 /// The store's clock.
@@ -44,8 +46,8 @@ pub struct Checker {
     nodes: u64,
     /// Compare every verdict with the definition.
     is_steady: bool,
-    /// Whether limits change, so that a leased key may drain faster than when its permits were granted.
-    has_changes: bool,
+    /// See [`Scenario::least_ages`](super::Scenario::least_ages).
+    least_ages: BTreeMap<String, u64>,
     keys: BTreeMap<Vec<u8>, History>,
     copy: BTreeMap<Vec<u8>, History>,
     /// What nodes admitted without the store, by node, incarnation and key.
@@ -80,12 +82,13 @@ struct History {
     steps_back: u64,
     /// Units that were given back for admissions that the store had lost.
     credit: u64,
-    /// Whether nodes may hold permits of this key.
-    is_leased: bool,
+    /// The terms of the leases that were granted: if there are any, nodes may hold permits.
+    leases: Vec<Lease>,
+    /// By how many ticks a refund counts a charge as older, at least, and whether there was one.
+    least_age: u64,
+    has_refunds: bool,
     /// How often the store lost the state while nodes may have held permits: each loss admits one contract more.
     losses: u64,
-    /// How long permits live at most, in microseconds, if the limit may be raised meanwhile.
-    life: u64,
     oracle: Option<Oracle>,
 }
 
@@ -98,12 +101,12 @@ struct Entry {
 }
 
 impl Checker {
-    /// A checker of a store with this many nodes.
-    pub fn new(nodes: usize, is_steady: bool, has_changes: bool) -> Checker {
+    /// A checker of the store of a scenario.
+    pub fn new(scenario: &Scenario) -> Checker {
         Checker {
-            nodes: nodes as u64,
-            is_steady,
-            has_changes,
+            nodes: scenario.nodes as u64,
+            is_steady: scenario.is_steady,
+            least_ages: scenario.least_ages.clone(),
             keys: BTreeMap::new(),
             copy: BTreeMap::new(),
             local: BTreeMap::new(),
@@ -133,11 +136,6 @@ impl Checker {
         if self.is_steady {
             self.compare(decision, now);
         }
-        for limit in
-            decision.limits().filter(|limit| Lease::of_due(&limit.due(), decision.toll().policy()).is_some())
-        {
-            self.leased_history(&limit, decision.toll().policy());
-        }
         let (charge, slot) = (decision.charge(), decision.slot());
         let charged = charge.iter().flat_map(Charge::items);
         let mut keys = Vec::new();
@@ -156,17 +154,18 @@ impl Checker {
         }
     }
 
-    /// The history of a leased key.
-    fn leased_history(&mut self, limit: &LimitDecision<'_>, policy: &Policy) -> &mut History {
-        let due = limit.due();
+    /// The store granted permits.
+    pub fn store_granted(&mut self, request: &LeaseRequest) {
+        self.tally.count(Kind::Leases);
+        let due = request.toll.get(0);
         let new = || History::new(*due.quota, due.shift, false);
         let history = self.keys.entry(due.key.to_bytes()).or_insert_with(new);
-        history.is_leased = true;
+        history.in_force(due.quota);
         history.oracle = None;
-        if let Some(lease) = Lease::of_due(&due, policy).filter(|_| self.has_changes) {
-            history.life = history.life.max(lease.life.as_micros());
+        history.least_age = self.least_ages.get(due.rule.name()).copied().unwrap_or(0);
+        if !history.leases.contains(&request.lease) {
+            history.leases.push(request.lease);
         }
-        history
     }
 
     /// Compares the verdict of every limit with its definition.
@@ -216,7 +215,7 @@ impl Checker {
             let history = self.keys.entry(key_of(item)).or_insert_with(new);
             match fix.change {
                 Change::Keep => {}
-                Change::GiveBack(part) => history.give_back(charge, item, part, now),
+                Change::GiveBack(part) => history.give_back(charge, item, &fix.past, part, now),
                 Change::Add(more) => history.settle(more, now),
             }
         }
@@ -233,7 +232,7 @@ impl Checker {
 
     /// The store deleted a key because an operator asked for it: a new history begins.
     pub fn store_forgot(&mut self, key: &[u8]) {
-        if let Some(history) = self.keys.get_mut(key).filter(|history| history.is_leased) {
+        if let Some(history) = self.keys.get_mut(key).filter(|history| history.is_leased()) {
             history.losses += 1;
         } else if let Some(history) = self.keys.remove(key) {
             self.judge(&history, None);
@@ -243,13 +242,13 @@ impl Checker {
     /// The store lost everything.
     pub fn store_flushed(&mut self) {
         self.judge_all();
-        self.keys.retain(|_, history| history.is_leased);
+        self.keys.retain(|_, history| history.is_leased());
         self.store_stepped_forward();
     }
 
     /// The store's clock was set forward. For nodes that hold permits this is like a loss of state.
     pub fn store_stepped_forward(&mut self) {
-        self.keys.values_mut().filter(|history| history.is_leased).for_each(|history| history.losses += 1);
+        self.keys.values_mut().filter(|history| history.is_leased()).for_each(|history| history.losses += 1);
     }
 
     /// A replica of the store has caught up.
@@ -261,7 +260,7 @@ impl Checker {
     pub fn store_failed_over(&mut self) {
         self.judge_all();
         let now = std::mem::replace(&mut self.keys, self.copy.clone());
-        self.keys.extend(now.into_iter().filter(|(_, history)| history.is_leased));
+        self.keys.extend(now.into_iter().filter(|(_, history)| history.is_leased()));
         self.store_stepped_forward();
     }
 
@@ -333,7 +332,8 @@ impl Checker {
         let id = decided.charge().map_or(0, |charge| charge.id());
         for limit in decided.limits().filter(spends_permits) {
             let due = limit.due();
-            let history = self.leased_history(&limit, decided.toll().policy());
+            let new = || History::new(*due.quota, due.shift, false);
+            let history = self.keys.entry(due.key.to_bytes()).or_insert_with(new);
             history.admit(id, *due.quota, due.cost, by.asked);
             self.tally.count(Kind::Spent);
         }
@@ -500,9 +500,10 @@ impl History {
             holds: Vec::new(),
             steps_back: 0,
             credit: 0,
-            is_leased: false,
+            leases: Vec::new(),
+            least_age: 0,
+            has_refunds: false,
             losses: 0,
-            life: 0,
             oracle: oracle.then(|| Oracle::new(&quota, shift, None)),
         }
     }
@@ -512,8 +513,17 @@ impl History {
         if self.quota.algorithm().has_burst() { self.quota.period_ticks() } else { 1 }
     }
 
-    fn admit(&mut self, id: u64, quota: CheckedQuota, cost: u64, at: StoreTime) {
+    /// Whether nodes may hold permits of this key.
+    fn is_leased(&self) -> bool {
+        !self.leases.is_empty()
+    }
+
+    fn in_force(&mut self, quota: &CheckedQuota) {
         (self.count, self.burst) = (self.count.max(quota.count()), self.burst.max(quota.burst()));
+    }
+
+    fn admit(&mut self, id: u64, quota: CheckedQuota, cost: u64, at: StoreTime) {
+        self.in_force(&quota);
         self.steps_back = at.steps_back;
         if quota.algorithm() == Algorithm::Concurrency {
             self.holds.push((id, Hold { from: at.passed, until: at.passed + quota.period().as_micros() }));
@@ -535,13 +545,14 @@ impl History {
         Some(oracle.says(now.shown, cost).allowed)
     }
 
-    fn give_back(&mut self, charge: &Charge, item: &Item, part: u64, now: StoreTime) {
+    /// A bucket gives back what has not drained, as old and as fast as the correction says.
+    fn give_back(&mut self, charge: &Charge, item: &Item, past: &Past, part: u64, now: StoreTime) {
         let unit = self.unit();
         let ticks = item.quota.tick().number(tollkeeper::Time::from_micros(now.shown));
         let window = (ticks + self.shift) / item.quota.period_ticks();
         let back = match item.quota.algorithm() {
             Algorithm::TokenBucket => {
-                let drained = item.quota.count() * ticks.saturating_sub(item.mark);
+                let drained = past.count * ticks.saturating_sub(past.tick);
                 (part * unit).min((item.cost * unit).saturating_sub(drained))
             }
             // After a step back, a charge may be in the window that is about to begin.
@@ -550,6 +561,7 @@ impl History {
             Algorithm::SlidingLog if item.mark + item.quota.period_ticks() > ticks => part,
             _ => 0,
         };
+        self.has_refunds |= back > 0;
         match self.entries.iter().position(|entry| entry.id == charge.id()) {
             Some(index) => {
                 self.entries[index].weight = self.entries[index].weight.saturating_sub(back);
@@ -586,6 +598,18 @@ impl History {
         }
     }
 
+    /// By how much a raise is too small after a change of the limit, in [`History::unit`]s. A lease that was granted
+    /// before does not know a larger count, and a refund does not know a longer life.
+    fn missing_raise(&self) -> u64 {
+        let largest = self.leases.iter().map(|lease| lease.largest).max().unwrap_or(0).max(self.count);
+        let missing = self.leases.iter().map(|lease| {
+            let life = lease.life.as_micros() / self.quota.tick().span().as_micros();
+            let refunded = if self.has_refunds { life.saturating_sub(self.least_age) } else { 0 };
+            life * (largest - lease.largest) + refunded * lease.largest
+        });
+        missing.max().unwrap_or(0)
+    }
+
     /// Where the history exceeds the contract, or the share of one of several nodes.
     fn breach(&self, nodes: Option<u64>) -> Option<String> {
         let (unit, share, contracts) = (self.unit(), nodes.unwrap_or(1), 1 + self.losses);
@@ -599,10 +623,9 @@ impl History {
         let (needed, limit) = match self.quota.algorithm() {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => {
                 // Each step back may split a tick in two, which allows one more tick.
-                // A raised limit counts as if it had been raised up to one life of its leases earlier.
-                let tick = tick * (1 + self.steps_back) + self.life;
+                let tick = tick * (1 + self.steps_back);
                 let rate = Rate { count: self.count * unit * contracts, period: period * share, tick };
-                (contract::bucket(&on(|at| at.passed), rate), part(self.burst) * unit)
+                (contract::bucket(&on(|at| at.passed), rate), part(self.burst) * unit + self.missing_raise())
             }
             Algorithm::SlidingLog => (contract::any_period(&on(|at| at.passed), period), part(self.count)),
             Algorithm::Concurrency => {

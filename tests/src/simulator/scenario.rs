@@ -1,9 +1,11 @@
 //! What happens in one simulation, as plain data that follows from its seed.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tollkeeper::store::{BreakerSettings, ResilientSettings};
-use tollkeeper::{Algorithm, Consistency, Limit, Mode, OnStoreFailure, Policy, Quota, Span};
+use tollkeeper::{Algorithm, Consistency, Limit, Mode, OnStoreFailure, Quota, Span};
+use tollkeeper_core::CheckedQuota;
 use tollkeeper_core::lease::Lease;
 
 use crate::cases::Random;
@@ -19,6 +21,11 @@ pub struct Scenario {
     pub settings: ResilientSettings,
     /// The limits in force, first and after each change. Names, algorithms and periods never change.
     pub versions: Vec<Vec<Limit>>,
+    /// The limits whose buckets drain at several rates: those with tiers, and those whose count changes.
+    pub several_rates: BTreeSet<String>,
+    /// For each limit, by how many ticks a refund counts a charge as older: the longest life of its leases, in the
+    /// version in which that is shortest.
+    pub least_ages: BTreeMap<String, u64>,
     /// How much faster than the store's clock the clock of each node runs, in parts per million.
     pub drift: Vec<i64>,
     /// How the network treats messages.
@@ -114,7 +121,7 @@ pub enum Then {
 }
 
 /// How the network treats messages: each is the chance in a thousand.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Weather {
     /// A request never arrives.
     pub loses_requests: u64,
@@ -153,7 +160,8 @@ impl Scenario {
     /// The scenario of a seed.
     pub fn new(profile: Profile, seed: u64) -> Scenario {
         let mut random = Random::new(seed ^ (profile as u64) << 56);
-        let nodes = random.below(4) + 1;
+        let squeezes = profile == Profile::Leased && random.one_in(2);
+        let nodes = random.below(4) + 1 + usize::from(squeezes);
         let changes = random.one_in(3);
         let steps_back = random.one_in(5);
         let settings = ResilientSettings {
@@ -165,8 +173,8 @@ impl Scenario {
             },
             nodes: u32::try_from(nodes).expect("small"),
         };
-        let first: Vec<Draft> =
-            (0..random.within(1, 3)).map(|index| Draft::new(&mut random, profile, index)).collect();
+        let limits = if squeezes && random.one_in(2) { 1 } else { 1 + random.below(3) };
+        let first: Vec<Draft> = (0..limits).map(|index| Draft::new(&mut random, profile, index)).collect();
         let mut drafts = vec![first];
         if changes {
             for _ in 0..random.within(1, 3) {
@@ -176,30 +184,38 @@ impl Scenario {
         }
         let largest = drafts.iter().flatten().map(Draft::limit).max().unwrap_or(1);
         let weather = Weather::new(&mut random);
-        let drifts = random.one_in(2);
-        // A crystal is off by at most some hundred parts per million, and time is adjusted by at most 500.
-        let drift = (0..nodes).map(|_| if drifts { signed(&mut random, 400) } else { 0 }).collect();
+        // A crystal is off by at most some hundred parts per million, and time is adjusted by at most 500. The contracts
+        // assume less than a thousandth.
+        let most_drift = random.pick(&[0, 0, 400, 999]);
+        let drift = (0..nodes).map(|_| signed(&mut random, most_drift)).collect();
         let mut scenario = Scenario {
             seed,
             nodes,
             settings,
             versions: drafts.iter().map(|limits| limits.iter().map(Draft::build).collect()).collect(),
+            several_rates: (0..drafts[0].len())
+                .filter(|limit| has_rates(&drafts, *limit))
+                .map(name)
+                .collect(),
+            least_ages: (0..drafts[0].len()).map(|limit| (name(limit), least_age(&drafts, limit))).collect(),
             drift,
             weather,
             is_steady: !changes && !steps_back && profile != Profile::Leased,
             actions: Vec::new(),
         };
-        if profile == Profile::Leased && random.one_in(2) {
-            scenario.add_squeezes(&mut random);
+        if squeezes {
+            scenario.add_squeezes(&mut random, &drafts[0]);
         } else {
-            scenario.add_requests(&mut random, profile, largest);
+            scenario.add_requests(&mut random, profile, largest, &drafts[0]);
         }
-        scenario.add_faults(&mut random, changes, steps_back);
+        if !squeezes || random.one_in(2) {
+            scenario.add_faults(&mut random, steps_back, if changes { drafts.len() } else { 1 });
+        }
         scenario.actions.sort_by_key(|action| action.at);
         scenario
     }
 
-    fn add_requests(&mut self, random: &mut Random, profile: Profile, largest: u64) {
+    fn add_requests(&mut self, random: &mut Random, profile: Profile, largest: u64, limits: &[Draft]) {
         let (users, tenants) = (random.within(1, 3), random.within(1, 2));
         let usual_gap = random.pick(&[100, 1_000, 4_000]);
         let heaviest = match profile {
@@ -207,7 +223,7 @@ impl Scenario {
             Profile::Large => (largest / random.pick(&[16, 64])).max(1),
             Profile::Leased => (largest / random.pick(&[8, 32, 128])).max(1),
         };
-        let life = self.longest_life();
+        let life = limits.iter().filter_map(|limit| limit.life(1)).max().unwrap_or(50_000);
         let pulses = profile == Profile::Leased && !random.one_in(4);
         let corrections = random.one_in(2);
         // Some clients stick to one node for a while, as behind a load balancer with affinity.
@@ -264,73 +280,44 @@ impl Scenario {
         }
     }
 
-    /// Rounds that try to spend the same units twice: one node takes permits of the first limit and keeps them nearly to
-    /// their end, then the other nodes use up the limit while the first one spends them.
-    fn add_squeezes(&mut self, random: &mut Random) {
+    /// Rounds that try to spend the same units twice. A node takes permits of the first limit and keeps them nearly to
+    /// their end. Then a rival uses up the limit, and the node spends its permits.
+    fn add_squeezes(&mut self, random: &mut Random, limits: &[Draft]) {
+        let squeeze = Squeeze::new(random, limits);
+        let rivals_are_exact = random.one_in(2);
+        if rivals_are_exact {
+            // A rival without leases takes all that is left: no unit of it is lost in unspent permits.
+            let exact = |draft: &Draft| Draft { consistency: Consistency::Exact, ..*draft }.build();
+            self.versions.push(limits.iter().map(exact).collect());
+        }
         // Most answers are prompt, so that the limit is used up at once; some take nearly until the deadline.
-        let slow = random.pick(&[5_000, 8_000, 11_000]);
-        self.weather = Weather { usual: 200, delays: random.pick(&[0, 100, 400]), slow, ..self.weather };
-        let policy = Policy::new(self.versions[0].clone()).expect("valid limits");
-        let rule = &policy.rules()[0];
-        let (quota, _) = rule.plain_quota().expect("a quota");
-        let largest = rule.largest_count(quota.period());
-        let life = Lease::of(quota, largest).map_or(50_000, |lease| lease.life.as_micros());
-        let (burst, period) = (quota.limit(), quota.period().as_micros());
-        // The clients of the other nodes are in the largest tier.
-        let whole = burst * largest / quota.count();
-        let mut at = 0;
-        let request = |node, cost: u64, pro, then| {
-            let (user, tenant, verb, gone) = (1, 1, RequestKind::Check, None);
-            What::Request(Request { node, user, tenant, cost: cost.max(1), pro, verb, then, gone })
+        self.weather = match random.within(0, 2) {
+            0 => Weather { usual: 20, ..Weather::default() },
+            1 => Weather { usual: 20, delays: 0, ..self.weather },
+            _ => {
+                let slow = random.pick(&[5_000, 8_000, 11_000]);
+                Weather { usual: 200, delays: random.pick(&[0, 100, 400]), slow, ..self.weather }
+            }
         };
+        // The clock of the node that holds permits may be the slowest, so that it spends them as late as it can.
+        let holder = random.below(self.nodes);
+        if random.one_in(2) {
+            self.drift[holder] = -999;
+        }
+        let mut at = 0;
         while self.actions.len() < usize::try_from(LEAST_REQUESTS).expect("small") {
-            let first = random.below(self.nodes);
-            let small = (burst / random.pick(&[80, 300, 800])).max(1);
-            for _ in 0..random.within(6, 14) {
-                let then = random.one_in(12).then(|| (random.within(0, 40_000), Then::Refund));
-                self.actions.push(Action { at, what: request(first, small, false, then) });
-                at += random.within(0, 2_000);
+            let holder = if random.one_in(4) { random.below(self.nodes) } else { holder };
+            let rival = (holder + 1 + random.below(self.nodes - 1)) % self.nodes;
+            if rivals_are_exact {
+                self.actions.push(Action { at, what: What::Limits(rival, self.versions.len() - 1) });
+                self.actions.push(Action { at, what: What::Limits(holder, 0) });
             }
-            // Until the permits are about to expire, or the next window begins.
-            at = match random.within(0, 6) {
-                0 => (at / period + 1) * period + random.within(0, 3_000),
-                1 => at + random.within(life / 2, life),
-                2 => at + life - random.within(0, (life / 2).min(12_000)),
-                3 => at + life + random.within(0, 2_000),
-                _ => at + life - random.within(0, 1_000),
-            };
-            // Halves, so that nothing is left.
-            for halving in 1..=20 {
-                let cost = whole >> halving;
-                for _ in 0..if halving > 4 && cost > 0 { 1 } else { 2 } {
-                    let what = request(random.below(self.nodes), cost, largest > quota.count(), None);
-                    self.actions.push(Action { at, what });
-                }
-                at += random.within(0, 20);
-                if cost == 0 {
-                    break;
-                }
-            }
-            for _ in 0..random.within(6, 14) {
-                self.actions.push(Action { at, what: request(first, small, false, None) });
-                at += random.within(0, 400);
-            }
-            at += random.within(0, quota.window().as_micros() * 2);
+            at = squeeze.add_round(random, &mut self.actions, at, holder, rival);
         }
         self.actions.sort_by_key(|action| action.at);
     }
 
-    /// The longest life of a lease, in microseconds.
-    fn longest_life(&self) -> u64 {
-        let policy = Policy::new(self.versions[0].clone()).expect("valid limits");
-        let leases = policy.rules().iter().filter_map(|rule| {
-            let (quota, _) = rule.plain_quota()?;
-            Lease::of(quota, rule.largest_count(quota.period())).ok()
-        });
-        leases.map(|lease| lease.life.as_micros()).max().unwrap_or(50_000)
-    }
-
-    fn add_faults(&mut self, random: &mut Random, changes: bool, steps_back: bool) {
+    fn add_faults(&mut self, random: &mut Random, steps_back: bool, versions: usize) {
         let end = self.actions.last().map_or(0, |last| last.at);
         let mut add = |at: u64, what| self.actions.push(Action { at, what });
         for _ in 0..random.within(0, 6) {
@@ -354,15 +341,128 @@ impl Scenario {
                 What::Step(-i64::try_from(random.within(1, 3_000_000)).expect("small")),
             );
         }
-        if changes {
+        if versions > 1 {
             for _ in 0..random.within(1, 6) {
-                let (at, version) = (random.within(0, end), random.below(self.versions.len()));
+                let (at, version) = (random.within(0, end), random.below(versions));
                 for node in 0..self.nodes {
                     add(at + random.within(0, 30_000), What::Limits(node, version));
                 }
             }
         }
     }
+}
+
+/// The numbers of the limit that is used up in rounds.
+#[derive(Clone, Copy, Debug)]
+struct Squeeze {
+    burst: u64,
+    period: u64,
+    /// How long it takes until the limit is unused again, in microseconds.
+    refill: u64,
+    life: u64,
+    /// What a rival can use up, which is in the largest tier.
+    whole: u64,
+    has_tiers: bool,
+}
+
+impl Squeeze {
+    fn new(random: &mut Random, limits: &[Draft]) -> Squeeze {
+        let draft = limits[0];
+        let times = draft.tier.max(1);
+        // Permits of the larger tier live longer.
+        let life = draft.life(if random.one_in(4) { times } else { 1 });
+        Squeeze {
+            burst: draft.limit(),
+            period: draft.period,
+            refill: draft.period * draft.limit() / draft.count,
+            life: life.unwrap_or(50_000),
+            whole: draft.limit() * times,
+            has_tiers: times > 1,
+        }
+    }
+
+    /// Adds one round, and returns when it ends.
+    fn add_round(
+        &self,
+        random: &mut Random,
+        actions: &mut Vec<Action>,
+        began: u64,
+        holder: usize,
+        rival: usize,
+    ) -> u64 {
+        let Squeeze { burst, period, life, .. } = *self;
+        let pro = self.has_tiers && random.one_in(4);
+        let mut add = |at: u64, node, cost: u64, pro, then| {
+            let (user, tenant, verb, gone) = (1, 1, RequestKind::Check, None);
+            let cost = cost.max(1);
+            let request = Request { node, user, tenant, cost, pro, verb, then, gone };
+            actions.push(Action { at, what: What::Request(request) });
+        };
+        let mut at = began;
+        // The first request asks the store, and the node takes a lease after it. A charge that is given back after the
+        // lease must not take its raise along.
+        let first = burst / random.pick(&[2, 8, 16, 80, 300]);
+        let refund = random.one_in(3).then(|| (random.within(200, 3_000), Then::Refund));
+        add(at, holder, first, pro, refund);
+        let (small, gap) = (burst / random.pick(&[80, 300, 800]), random.pick(&[50, 2_000]));
+        for _ in 0..random.pick(&[0, 0, 2, 10]) {
+            at += random.within(0, gap);
+            let then = random.one_in(12).then(|| (random.within(0, 40_000), Then::Refund));
+            add(at, holder, small, pro, then);
+        }
+        // A node spends permits until a thousandth and 2 ms before the end of their life.
+        let (end, margin) = (at + life, life / 1_000);
+        at = match random.within(0, 7) {
+            0 => (at / period + 1) * period + random.within(0, 3_000),
+            1 => end - random.within(0, life / 2),
+            2 => end - random.within(0, (life / 2).min(12_000)),
+            3 => end + random.within(0, 2_000),
+            4 => end - random.within(0, 1_000),
+            5..=6 => end - margin - 2_000 - random.within(0, 300),
+            _ => end + random.within(0, margin),
+        };
+        // Halves, so that nothing is left.
+        for halving in 1..=20 {
+            let cost = self.whole >> halving;
+            (0..2).for_each(|_| add(at, rival, cost, self.has_tiers, None));
+            if cost == 0 {
+                break;
+            }
+        }
+        at += random.within(0, 30);
+        for halving in 3..=20 {
+            let cost = burst >> halving;
+            for _ in 0..2 {
+                add(at, holder, cost, pro, None);
+                at += random.within(0, 10);
+            }
+            if cost == 0 {
+                break;
+            }
+        }
+        at + random.within(0, self.refill * 2)
+    }
+}
+
+/// The name of the limit with this index.
+fn name(limit: usize) -> String {
+    format!("limit-{limit}")
+}
+
+/// Whether a bucket of this limit drains at several rates.
+fn has_rates(versions: &[Vec<Draft>], limit: usize) -> bool {
+    let [first, others @ ..] = versions else { return false };
+    first[limit].tier > 1 || others.iter().any(|other| other[limit].count != first[limit].count)
+}
+
+/// See [`Scenario::least_ages`].
+fn least_age(versions: &[Vec<Draft>], limit: usize) -> u64 {
+    let ages = versions.iter().map(|version| {
+        let draft = version[limit];
+        let lives = [1, draft.tier.max(1)].map(|times| draft.life(times));
+        lives.into_iter().flatten().max().unwrap_or(0)
+    });
+    ages.min().unwrap_or(0)
 }
 
 impl Weather {
@@ -385,7 +485,7 @@ impl Weather {
 /// A limit that can be changed before it is built.
 #[derive(Clone, Copy, Debug)]
 struct Draft {
-    index: u64,
+    index: usize,
     algorithm: Algorithm,
     period: u64,
     count: u64,
@@ -400,7 +500,7 @@ struct Draft {
 }
 
 impl Draft {
-    fn new(random: &mut Random, profile: Profile, index: u64) -> Draft {
+    fn new(random: &mut Random, profile: Profile, index: usize) -> Draft {
         let (algorithm, period, count, burst) = match profile {
             Profile::Exact => {
                 let algorithm = random.pick(&Algorithm::ALL);
@@ -418,7 +518,7 @@ impl Draft {
                 let period = random.pick(&[200_000, 1_000_000]);
                 let count = random.within(256, 4_000);
                 // With the largest burst, leases live for up to a second.
-                let most = if profile == Profile::Leased { random.pick(&[2, 4, 16]) } else { 2 };
+                let most = if profile == Profile::Leased { random.pick(&[2, 4, 16, 160]) } else { 2 };
                 (algorithm, period, count, random.within(count / 2, count * most))
             }
         };
@@ -470,12 +570,19 @@ impl Draft {
         if self.algorithm.has_burst() { quota.burst(self.burst * times) } else { quota }
     }
 
+    /// The life of a lease under [`Draft::quota`], in microseconds; `None` if it has no leases.
+    fn life(&self, times: u64) -> Option<u64> {
+        let quota = CheckedQuota::new(self.algorithm, self.quota(times)).ok()?;
+        let largest = self.count * self.tier.max(1);
+        Lease::of(&quota, largest).ok().map(|lease| lease.life.as_micros())
+    }
+
     fn build(&self) -> Limit {
         let allowance = match self.algorithm {
             Algorithm::Concurrency => Quota::slots(self.count),
             _ => self.quota(1),
         };
-        let name = format!("limit-{}", self.index);
+        let name = name(self.index);
         let limit = match self.tier {
             0 => Limit::new(name, allowance),
             times => {

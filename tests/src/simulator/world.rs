@@ -6,9 +6,8 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use tollkeeper::store::{Failure, FailureKind, Key, RemoteResult, Toll};
+use tollkeeper::store::{Failure, FailureKind, Key, RemoteResult};
 use tollkeeper::{Clock, Correction, Costs, Decision, Facts, Limiter, Slot, Span, Time, facts};
-use tollkeeper_core::policy::Grant;
 
 use super::checker::{Answered, Bounded, Checker, StoreTime};
 use super::client::{Answer, Call, Client, Op, Pending, Wire};
@@ -124,7 +123,7 @@ impl<'s> World<'s> {
             spawned: Arc::default(),
             spawns: 0,
             book: Rc::new(RefCell::new(Book {
-                checker: Checker::new(scenario.nodes, scenario.is_steady, scenario.versions.len() > 1),
+                checker: Checker::new(scenario),
                 store_time: StoreTime { shown: START, passed: START, steps_back: 0 },
                 disturbances: vec![0; scenario.nodes],
                 calls: BTreeMap::new(),
@@ -346,9 +345,8 @@ impl<'s> World<'s> {
             self.count(Kind::Bounded);
             let flies = self.flying.iter().any(|flying| flying.node == node && flying.keys.contains(&key));
             let changed = self.changed.get(&key).copied().unwrap_or(0).max(self.changed_all);
-            // With tiers or other limits, another node may have drained the state faster than this one knows.
-            let has_rates = self.scenario.versions.len() > 1
-                || toll.get(0).rule.largest_count(toll.get(0).quota.period()) > least_count(&toll);
+            // With several rates, another node may have drained the state faster than this one knows.
+            let has_rates = self.scenario.several_rates.contains(toll.get(0).rule.name());
             // Refunds on other nodes, resets and the like can make a bound wrong for 150 ms, by the node's clock.
             if flies || has_rates || self.now < changed + 151_000 {
                 continue;
@@ -458,7 +456,7 @@ impl<'s> World<'s> {
             Op::Lease(request) => {
                 let grant = self.server.lease(request, now);
                 if grant.units > 0 {
-                    book.checker.tally.count(Kind::Leases);
+                    book.checker.store_granted(request);
                 }
                 Answer::Granted(grant)
             }
@@ -519,16 +517,6 @@ impl fmt::Debug for World<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("World").field("now", &self.now).field("nodes", &self.nodes).finish_non_exhaustive()
     }
-}
-
-/// The smallest count of the quotas that share the key of a toll.
-fn least_count(toll: &Toll<'_>) -> u64 {
-    let due = toll.get(0);
-    let grants = due.rule.grants().iter().filter_map(|grant| match grant {
-        Grant::Limited { quota, .. } if quota.period() == due.quota.period() => Some(quota.count()),
-        _ => None,
-    });
-    grants.min().unwrap_or(0)
 }
 
 /// One request, and what its client does afterwards.

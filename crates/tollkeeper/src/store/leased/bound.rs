@@ -6,7 +6,9 @@
 //! the others are refused for [`GRACE`] longer, until it is answered.
 
 use crate::store::LeaseGrant;
-use tollkeeper_core::algorithm::{self, Effect, State, StoredState, fixed_window, meter, sliding_window};
+use tollkeeper_core::algorithm::{
+    self, Effect, State, Step, StoredState, fixed_window, meter, sliding_window,
+};
 use tollkeeper_core::{Algorithm, Due, LimitReply, Outcome, Retry, Span, Time};
 
 /// How long a state is used before the next request is sent to the store.
@@ -100,8 +102,7 @@ impl AskedDue {
 impl Bound {
     /// Whether the store certainly refuses this due.
     pub(super) fn refuses(&self, due: &Due<'_>, at: Moment) -> bool {
-        let Some(last) = self.usable(at) else { return false };
-        last.decide(due, last.latest(at.now), self.in_flight).is_some_and(|outcome| !outcome.allowed)
+        self.usable(at).is_some_and(|last| last.refuses(due, last.latest(at.now), self.in_flight))
     }
 
     /// The numbers of this due; `None` if they are not known.
@@ -110,8 +111,9 @@ impl Bound {
     /// what is refused at the latest time is refused at the earliest.
     pub(super) fn outcome(&self, due: &Due<'_>, at: Moment) -> Option<Outcome> {
         let last = self.usable(at)?;
-        let latest = last.decide(due, last.latest(at.now), self.in_flight)?;
-        if latest.allowed { Some(latest) } else { last.decide(due, last.earliest(at.now), self.in_flight) }
+        let latest = last.latest(at.now);
+        let refuses = last.refuses(due, latest, self.in_flight);
+        last.decide(due, if refuses { last.earliest(at.now) } else { latest }, self.in_flight)
     }
 
     /// The numbers of this due from the last state, however old it is.
@@ -222,25 +224,38 @@ impl Sighting {
         self.time + now.since(self.received)
     }
 
-    /// Decides a due at this time on the store's clock, with `taken` more units charged. `None` if the state does not
-    /// tell.
-    fn decide(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Outcome> {
-        if due.quota.count() == 0 {
-            return None;
+    /// Whether a due is refused at this time on the store's clock, with `taken` more units charged; `false` if the state
+    /// does not tell.
+    fn refuses(&self, due: &Due<'_>, time: Time, taken: u64) -> bool {
+        match &self.state {
+            SeenState::Log(log) => log.decide(due, time, taken).is_some_and(|outcome| !outcome.allowed),
+            _ => self.step(due, time, taken).is_some_and(|step| !step.allowed),
         }
+    }
+
+    /// The numbers of a due at this time on the store's clock, with `taken` more units charged. `None` if the state does
+    /// not tell.
+    fn decide(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Outcome> {
+        match &self.state {
+            SeenState::Log(log) => log.decide(due, time, taken),
+            _ => Some(due.outcome(StoredState::Nothing, time, &self.step(due, time, taken)?, false)),
+        }
+    }
+
+    fn step(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Step> {
         let seen = match self.state {
+            _ if due.quota.count() == 0 => return None,
             SeenState::Meter(_, count) if due.quota.count() > count => return None,
             SeenState::Meter(state, _) => State::Meter(state),
             SeenState::FixedWindow(state) => State::FixedWindow(state),
             SeenState::SlidingWindow(state) => State::SlidingWindow(state),
-            SeenState::Log(log) => return log.decide(due, time, taken),
+            SeenState::Log(_) => return None,
         };
         let seen = match taken {
             0 => seen,
             _ => algorithm::add(due.quota, Some(seen), time, due.shift, taken),
         };
-        let step = due.step(seen.stored(), time);
-        Some(due.outcome(StoredState::Nothing, time, &step, false))
+        Some(due.step(seen.stored(), time))
     }
 }
 
@@ -260,7 +275,7 @@ impl SeenLog {
     }
 
     fn decide(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Outcome> {
-        if due.quota.count() != self.count {
+        if due.quota.count() != self.count || self.count == 0 {
             return None;
         }
         let cost = due.cost;

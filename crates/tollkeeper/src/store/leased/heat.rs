@@ -22,18 +22,17 @@ impl Heat {
     pub(super) fn units(&mut self, now: Time, recent: Span) -> u64 {
         self.advance(now, recent);
         let left = recent.as_micros().saturating_sub(now.since(self.begin).as_micros());
-        let previous = u128::from(self.previous) * u128::from(left) / u128::from(recent.as_micros().max(1));
-        self.current.saturating_add(u64::try_from(previous).unwrap_or(u64::MAX))
+        // `left` is at most half a second: a product of 2^64 would be 2^45 units a second.
+        let previous = self.previous.saturating_mul(left) / recent.as_micros().max(1);
+        self.current.saturating_add(previous)
     }
 
     fn advance(&mut self, now: Time, recent: Span) {
-        let windows = now.since(self.begin).as_micros() / recent.as_micros().max(1);
-        match windows {
-            0 => {}
-            1 => {
-                *self = Heat { begin: self.begin + recent, previous: self.current, current: 0 };
-            }
-            _ => *self = Heat { begin: now, previous: 0, current: 0 },
+        let age = now.since(self.begin).as_micros();
+        if age >= 2 * recent.as_micros() {
+            *self = Heat { begin: now, previous: 0, current: 0 };
+        } else if age >= recent.as_micros() {
+            *self = Heat { begin: self.begin + recent, previous: self.current, current: 0 };
         }
     }
 }

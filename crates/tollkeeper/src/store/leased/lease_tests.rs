@@ -27,7 +27,7 @@ struct FakeStore {
     is_away: Mutex<bool>,
     /// Replies that wait to be delivered, if they are held.
     held: Mutex<Option<Vec<HeldReply>>>,
-    /// Where charges were recorded that were refunded.
+    /// The ticks from which refunded charges counted.
     refunded: Mutex<Vec<u64>>,
 }
 
@@ -91,8 +91,8 @@ impl Store for FakeStore {
         }))
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, _: &'a [KeyCorrection]) -> StoreFuture<'a, Correction> {
-        lock(&self.refunded).extend(charge.items().iter().map(|item| item.mark));
+    fn correct<'a>(&'a self, _: &'a Charge, corrections: &'a [KeyCorrection]) -> StoreFuture<'a, Correction> {
+        lock(&self.refunded).extend(corrections.iter().map(|fix| fix.past.tick));
         StoreFuture::Ready(Correction::Done)
     }
 
@@ -548,18 +548,22 @@ fn permits_are_used_while_the_store_is_away() {
     assert_eq!(world.check(1).degraded(), Some(OnStoreFailure::Allow));
 }
 
-/// The charge counts as older by the life of the lease.
+/// The raise of a lease absorbs what was charged before, so a refund must not take the raise along. The charge counts as
+/// older by the life of the lease, whether the store or permits admitted it.
 #[test]
-fn charge_from_permits_is_refunded_as_an_older_one() {
+fn charges_of_a_leased_bucket_are_refunded_as_older() {
     let world = World::bucket();
+    let asked = world.check(1).charge().unwrap();
     world.heat(100);
-    let (one, two) = (world.check(1).charge().unwrap(), world.check(1).charge().unwrap());
-    assert_ne!(one.id(), two.id());
-    assert_eq!(one.time(), START);
-    let changes = one.refund(tollkeeper_core::Costs::All).unwrap();
-    let corrections = one.corrections(&world.policy, &changes);
-    assert!(matches!(world.leased.correct(&one, &corrections), StoreFuture::Ready(Correction::Done)));
-    assert_eq!(*lock(&world.store().refunded), [START.as_micros() - 62_500]);
+    let spent = world.check(1).charge().unwrap();
+    assert_ne!(asked.id(), spent.id());
+    assert_eq!(spent.time(), START);
+    for charge in [asked, spent] {
+        let changes = charge.refund(tollkeeper_core::Costs::All).unwrap();
+        let corrections = charge.corrections(&world.policy, &changes);
+        assert!(matches!(world.leased.correct(&charge, &corrections), StoreFuture::Ready(Correction::Done)));
+    }
+    assert_eq!(*lock(&world.store().refunded), [START.as_micros() - 62_500; 2]);
 }
 
 #[test]

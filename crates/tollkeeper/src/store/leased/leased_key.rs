@@ -84,8 +84,8 @@ impl LeasedKey {
         }
         let recent = recent(lease);
         let heat = self.heat.units(now, recent);
-        let wanted = u128::from(heat) * u128::from(WANTED_TIME.as_micros()) / u128::from(recent.as_micros());
-        let want = heat.min(u64::try_from(wanted).unwrap_or(u64::MAX).max(USUAL_WANT));
+        let wanted = heat.saturating_mul(WANTED_TIME.as_micros()) / recent.as_micros();
+        let want = heat.min(wanted.max(USUAL_WANT));
         (want >= LEAST_WANT && self.pool.units() < want / 2).then_some(want)
     }
 

@@ -30,7 +30,7 @@ use crate::clock::Clock;
 use crate::limiter::observer::{Observer, Permits as PermitState};
 use crate::random;
 use crate::store::{Correction, LeaseGrant, LeaseRequest, Store, StoreFuture, Unavailable};
-use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
+use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use bound::{AskedDue, Bound, Moment, Sighting, Ticket};
 use leased_key::LeasedKey;
@@ -127,12 +127,16 @@ impl<S: Store> Leased<S> {
     }
 }
 
+/// The terms of the leases of each due; `None` if it is not leased.
+type Leases = Inline<Option<Lease>, 2>;
+
 /// A toll while it is decided, with the shards of its keys locked.
 struct Deciding<'a, 't> {
     toll: &'a Toll<'a>,
-    prints: &'a [u128],
-    /// The terms of each due's leases; `None` if it is not leased.
-    leases: Inline<Option<Lease>, 4>,
+    prints: Prints,
+    leases: Leases,
+    /// Whether no due is leased.
+    is_exact: bool,
     locked: Locked<'t, Known>,
     at: Moment,
     /// Units that expired or were dropped, by due.
@@ -141,22 +145,22 @@ struct Deciding<'a, 't> {
 
 impl<S: Store + 'static> Inner<S> {
     fn decide(self: &Arc<Self>, toll: &Toll) -> StoreFuture<'_, Reply> {
-        let mut leases = Inline::<Option<Lease>, 4>::default();
-        toll.dues().for_each(|due| leases.push(Lease::of_due(&due, toll.policy())));
+        let (mut leases, mut prints) = (Leases::default(), Prints::default());
+        for due in toll.dues() {
+            leases.push(Lease::of_due(&due, toll.policy()));
+            prints.push(self.table.print(due.key));
+        }
         let is_exact = leases.iter().all(Option::is_none);
         if toll.is_empty() || is_exact && !self.settings.denial_bound {
             return self.store.decide(toll);
         }
-        let mut prints = Prints::default();
-        toll.dues().for_each(|due| prints.push(self.table.print(due.key)));
         let locked = self.table.lock(&prints);
         // The clock is read under the locks: a permit is spent at this time.
         let at = self.moment();
-        let mut deciding = Deciding { toll, prints: &prints, leases, locked, at, expired: Vec::new() };
+        let mut deciding = Deciding { toll, prints, leases, is_exact, locked, at, expired: Vec::new() };
         if !toll.verb().charges() {
             let flight = Flight::start(self, &mut deciding, &[]);
-            drop(deciding);
-            return self.ask_whole(toll, flight);
+            return self.ask_whole(deciding, flight);
         }
         let covered = deciding.covered();
         // 1. A due without permits that certainly is refused.
@@ -174,44 +178,56 @@ impl<S: Store + 'static> Inner<S> {
         // 3. The store decides the rest.
         let held = deciding.hold(&covered);
         let flight = Flight::start(self, &mut deciding, &covered);
-        if flight.rest.len() == toll.len() {
-            self.finish(deciding);
-            return self.ask_whole(toll, flight);
+        if held.is_empty() {
+            return self.ask_whole(deciding, flight);
         }
-        let rest = toll.part(&flight.rest);
-        self.finish(deciding);
-        let toll = toll.clone().into_owned();
-        match self.store.decide(&rest) {
-            StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_part(&toll, &rest, &reply, &held)),
-            later => StoreFuture::Later(Box::pin(async move {
-                let reply = later.await;
-                flight.end_part(&toll, &rest, &reply, &held)
-            })),
-        }
-    }
-
-    /// Has the store decide a whole toll.
-    fn ask_whole<'s>(self: &'s Arc<Self>, toll: &Toll, flight: Flight<'s, S>) -> StoreFuture<'s, Reply> {
-        match self.store.decide(toll) {
-            StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_whole(toll, reply)),
-            // Only leases need the toll again, and a copy of it is expensive.
-            later if flight.leases.iter().all(Option::is_none) => StoreFuture::Later(Box::pin(async move {
-                let (mut flight, reply) = (flight, later.await);
-                flight.land(&reply);
-                reply
-            })),
+        let rest: Vec<usize> = (0..toll.len()).filter(|index| !covered[*index]).collect();
+        let part = Part { toll: toll.clone().into_owned(), rest: toll.part(&rest), indexes: rest, held };
+        let leases = self.finish(deciding);
+        match self.store.decide(&part.rest) {
+            StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_part(&part, &leases, &reply)),
             later => {
-                let toll = toll.clone().into_owned();
+                let later = later.boxed();
                 StoreFuture::Later(Box::pin(async move {
                     let reply = later.await;
-                    flight.end_whole(&toll, reply)
+                    flight.end_part(&part, &leases, &reply)
                 }))
             }
         }
     }
 
-    /// Unlocks the keys of a toll, and asks for permits where they run low.
-    fn finish(self: &Arc<Self>, mut deciding: Deciding<'_, '_>) {
+    /// Has the store decide a whole toll.
+    fn ask_whole<'s>(
+        self: &'s Arc<Self>,
+        deciding: Deciding<'_, '_>,
+        mut flight: Flight<'s, S>,
+    ) -> StoreFuture<'s, Reply> {
+        let (toll, is_exact) = (deciding.toll, deciding.is_exact);
+        let leases = self.finish(deciding);
+        let later = match self.store.decide(toll) {
+            StoreFuture::Ready(reply) => return StoreFuture::Ready(flight.end_whole(toll, &leases, reply)),
+            later => later.boxed(),
+        };
+        // Only leases need the toll again, and a copy of it is expensive.
+        if is_exact {
+            return StoreFuture::Later(Box::pin(async move {
+                let reply = later.await;
+                flight.land(&reply);
+                reply
+            }));
+        }
+        let toll = toll.clone().into_owned();
+        StoreFuture::Later(Box::pin(async move {
+            let reply = later.await;
+            flight.end_whole(&toll, &leases, reply)
+        }))
+    }
+
+    /// Unlocks the keys of a toll, and asks for permits where they run low. Returns the terms of its leases.
+    fn finish(self: &Arc<Self>, mut deciding: Deciding<'_, '_>) -> Leases {
+        if deciding.is_exact {
+            return deciding.leases;
+        }
         let mut wanted = Vec::new();
         for (index, due) in deciding.toll.dues().enumerate() {
             let Some(lease) = deciding.leases[index] else { continue };
@@ -224,7 +240,7 @@ impl<S: Store + 'static> Inner<S> {
                     .map(|(want, generation)| (index, want, lease, generation)),
             );
         }
-        let Deciding { toll, prints, locked, expired, .. } = deciding;
+        let Deciding { toll, prints, leases, locked, expired, .. } = deciding;
         drop(locked);
         for (index, units) in expired {
             self.count(toll.get(index).rule.name(), PermitState::Expired, units);
@@ -232,19 +248,20 @@ impl<S: Store + 'static> Inner<S> {
         for (index, want, lease, generation) in wanted {
             self.ask_for_permits(prints[index], toll.part(&[index]), want, lease, generation);
         }
+        leases
     }
 
     fn moment(&self) -> Moment {
         let now = self.clock.now();
         let valid_from = Time::from_micros(self.valid_from.load(SeqCst));
-        let store = Time::from_micros(now.as_micros().saturating_add_signed(self.ahead.load(SeqCst)));
+        let store = Time::from_micros(now.as_micros().saturating_add_signed(self.ahead.load(Relaxed)));
         Moment { now, valid_from, store }
     }
 
     /// The store's clock showed `time` when this node's showed `now`, or shortly before.
     fn see_clock(&self, time: Time, now: Time) {
         let ahead = i128::from(time.as_micros()) - i128::from(now.as_micros());
-        self.ahead.store(i64::try_from(ahead).unwrap_or(0), SeqCst);
+        self.ahead.store(i64::try_from(ahead).unwrap_or(0), Relaxed);
     }
 
     /// An ID that no other admission has, on any node.
@@ -310,6 +327,10 @@ impl Deciding<'_, '_> {
     /// Whether the permits of each due cover it.
     fn covered(&mut self) -> Inline<bool, 4> {
         let mut covered = Inline::default();
+        if self.is_exact {
+            covered.resize(self.prints.len());
+            return covered;
+        }
         for (index, due) in self.toll.dues().enumerate() {
             covered.push(match (self.leases[index], self.locked.get(self.prints[index])) {
                 (Some(lease), Some(Known { lease: Some(key), .. })) => {
@@ -434,14 +455,19 @@ struct Held {
     generation: u64,
 }
 
-/// A toll, or the part of it that permits do not cover, on its way to the store. If it is dropped, its caller is gone,
-/// and whether it was charged is not known.
+/// A toll of which permits cover a part, and the rest that is sent to the store.
+struct Part {
+    toll: Toll<'static>,
+    rest: Toll<'static>,
+    /// The index of each due of the rest in the toll.
+    indexes: Vec<usize>,
+    held: Vec<Held>,
+}
+
+/// Dues on their way to the store. If this is dropped, the caller is gone, and whether they were charged is not known.
 struct Flight<'s, S: Store + 'static> {
     store: &'s Arc<Inner<S>>,
-    /// The indexes of the dues that are sent.
-    rest: Inline<usize, 4>,
     sent_dues: Inline<SentDue, 2>,
-    leases: Inline<Option<Lease>, 4>,
     sent: Time,
 }
 
@@ -456,44 +482,44 @@ struct SentDue {
 impl<'s, S: Store + 'static> Flight<'s, S> {
     /// Sends the dues that permits do not cover.
     fn start(store: &'s Arc<Inner<S>>, deciding: &mut Deciding<'_, '_>, covered: &[bool]) -> Flight<'s, S> {
-        let (charges, sent) = (deciding.toll.verb().charges(), deciding.at.now);
-        let mut rest = Inline::<usize, 4>::default();
+        let Deciding { toll, prints, locked, at, .. } = deciding;
+        let charges = toll.verb().charges();
         let mut sent_dues = Inline::<SentDue, 2>::default();
         let is_covered = |index: usize| covered.get(index).copied().unwrap_or(false);
-        for index in (0..deciding.toll.len()).filter(|index| !is_covered(*index)) {
-            let (due, print) = (deciding.toll.get(index), deciding.prints[index]);
+        for (index, due) in toll.dues().enumerate().filter(|(index, _)| !is_covered(*index)) {
+            let print = prints[index];
             let ticket = match due.is_slot() || due.quota.count() == 0 {
                 // The store shows no state for these.
                 true => Ticket::default(),
-                false => deciding.locked.entry(print).bound.send(if charges { due.cost } else { 0 }),
+                false => locked.entry(print).bound.send(if charges { due.cost } else { 0 }),
             };
-            rest.push(index);
             sent_dues.push(SentDue { print, ticket, asked: AskedDue::of(&due) });
         }
-        Flight { store, rest, sent_dues, leases: deciding.leases.clone(), sent }
+        Flight { store, sent_dues, sent: at.now }
     }
 
     /// Ends the flight of a whole toll.
-    fn end_whole(mut self, toll: &Toll, mut reply: Reply) -> Reply {
+    fn end_whole(&mut self, toll: &Toll, leases: &Leases, mut reply: Reply) -> Reply {
         self.land(&reply);
         if toll.verb().charges() {
-            self.count_demand(toll, &reply);
+            self.store.count_demand(toll, leases, &reply);
         } else {
-            self.add_permits(toll, &mut reply);
+            self.store.add_permits(toll, leases, &mut reply);
         }
         reply
     }
 
     /// Ends the flight of a part. The rest of the toll was covered by permits, which are put back if the part is
     /// refused.
-    fn end_part(mut self, toll: &Toll, part: &Toll, part_reply: &Reply, held: &[Held]) -> Reply {
+    fn end_part(mut self, part: &Part, leases: &Leases, part_reply: &Reply) -> Reply {
         let received = self.land(part_reply);
-        let modes = part.dues().map(|due| due.mode());
+        let Part { toll, rest, indexes, held } = part;
+        let modes = rest.dues().map(|due| due.mode());
         let passes = admitted(modes.zip(part_reply.limits().iter().map(LimitReply::allowed)));
         let at = self.store.moment();
         let mut reply = Reply::new(part_reply.time(), part_reply.id());
         let limits = reply.resize(toll.len());
-        for (index, limit) in self.rest.iter().zip(part_reply.limits()) {
+        for (index, limit) in indexes.iter().zip(part_reply.limits()) {
             limits[*index] = *limit;
         }
         for Held { index, print, taken, generation } in held {
@@ -516,7 +542,7 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
             let mark = permits::mark(taken);
             limits[*index] = LimitReply::Approximate { by: Approximation::Permits, outcome, mark };
         }
-        self.count_demand(toll, &reply);
+        self.store.count_demand(toll, leases, &reply);
         reply
     }
 
@@ -539,35 +565,37 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
         }
         received
     }
+}
 
+impl<S: Store + 'static> Inner<S> {
     /// Counts an admitted toll as demand for all its keys, a refused one for the keys that refused it. Then asks for
     /// permits where they run low.
-    fn count_demand(&self, toll: &Toll, reply: &Reply) {
-        if self.leases.iter().all(Option::is_none) {
+    fn count_demand(self: &Arc<Self>, toll: &Toll, leases: &Leases, reply: &Reply) {
+        if leases.iter().all(Option::is_none) {
             return;
         }
         let modes = toll.dues().map(|due| due.mode());
         let passes = admitted(modes.zip(reply.limits().iter().map(LimitReply::allowed)));
-        let at = self.store.moment();
+        let at = self.moment();
         for (index, (due, limit)) in toll.dues().zip(reply.limits()).enumerate() {
-            let Some(lease) = self.leases[index].filter(|_| passes || !limit.allowed()) else { continue };
-            let print = self.store.table.print(due.key);
-            let wanted = self.store.table.update(print, |known| {
+            let Some(lease) = leases[index].filter(|_| passes || !limit.allowed()) else { continue };
+            let print = self.table.print(due.key);
+            let wanted = self.table.update(print, |known| {
                 known.demand(&due, Some(lease), at.now);
                 known.want(&due, &lease, at)
             });
             if let Some((want, generation)) = wanted.flatten() {
-                self.store.ask_for_permits(print, toll.part(&[index]), want, lease, generation);
+                self.ask_for_permits(print, toll.part(&[index]), want, lease, generation);
             }
         }
     }
 
     /// Adds this node's permits to what a peek shows.
-    fn add_permits(&self, toll: &Toll, reply: &mut Reply) {
-        let (now, time) = (self.store.clock.now(), reply.time());
+    fn add_permits(&self, toll: &Toll, leases: &Leases, reply: &mut Reply) {
+        let (now, time) = (self.clock.now(), reply.time());
         for (index, due) in toll.dues().enumerate() {
-            let Some(lease) = self.leases[index] else { continue };
-            let held = self.store.table.update(self.store.table.print(due.key), |known| {
+            let Some(lease) = leases[index] else { continue };
+            let held = self.table.update(self.table.print(due.key), |known| {
                 let Known { lease: Some(key), .. } = known else { return 0 };
                 key.refresh(&due, &lease, now);
                 key.pool.units()

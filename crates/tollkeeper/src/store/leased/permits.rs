@@ -34,7 +34,7 @@ impl Permits {
         let state = grant.state.as_ref()?;
         let window = Lease::window_end(due.quota, state, due.shift).map(|end| end.since(grant.time));
         let life = window.map_or(lease.life, |window| window.min(lease.life));
-        Some(Permits { units: grant.units, expires: sent + spendable(life), mark: lease.mark(state) })
+        Some(Permits { units: grant.units, expires: sent + spendable(life), mark: Lease::mark(state) })
     }
 }
 

@@ -5,6 +5,7 @@
 //! it. Forgetting a key costs a round trip or some unspent permits, and nothing else.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use tollkeeper_core::Key;
@@ -125,26 +126,25 @@ impl<E: Default> Locked<'_, E> {
 
 impl<E: Default> Shard<E> {
     fn get(&mut self, print: u128) -> Option<&mut E> {
-        if !self.young.contains_key(&print) {
-            let value = self.old.remove(&print)?;
-            self.insert(print, value);
+        self.make_room();
+        match self.young.entry(print) {
+            Entry::Occupied(known) => Some(known.into_mut()),
+            Entry::Vacant(free) => self.old.remove(&print).map(|value| free.insert(value)),
         }
-        self.young.get_mut(&print)
     }
 
     fn entry(&mut self, print: u128) -> &mut E {
-        if self.get(print).is_none() {
-            self.insert(print, E::default());
-        }
-        self.young.get_mut(&print).expect("inserted above, or by `get`")
+        self.make_room();
+        let Shard { young, old } = self;
+        young.entry(print).or_insert_with(|| old.remove(&print).unwrap_or_default())
     }
 
-    fn insert(&mut self, print: u128, value: E) {
+    /// Starts a new generation if the young one is full.
+    fn make_room(&mut self) {
         if self.young.len() >= GENERATION {
             std::mem::swap(&mut self.young, &mut self.old);
             self.young.clear();
         }
-        self.young.insert(print, value);
     }
 }
 

@@ -35,7 +35,7 @@ const STABLE: Duration = Duration::from_secs(1);
 
 /// A connection that a background task restores whenever it breaks.
 pub(crate) struct ReconnectingConnection {
-    state: watch::Receiver<State>,
+    state: watch::Receiver<ConnectionState>,
     /// The number of the last connection that was found broken. Calls in flight find out one after the other,
     /// some of them after the next connection was made, and must not close that one.
     broken: watch::Sender<u64>,
@@ -53,7 +53,7 @@ pub(crate) struct RawReply {
 }
 
 #[derive(Clone)]
-enum State {
+enum ConnectionState {
     /// The first attempt is under way.
     Connecting,
     /// Connected: the number of this connection, from 1, and its handle.
@@ -65,7 +65,7 @@ enum State {
 impl ReconnectingConnection {
     /// Starts to connect in the background.
     pub(crate) fn to(env: &Env, address: Address, eviction: Arc<Eviction>) -> ReconnectingConnection {
-        let (publish, state) = watch::channel(State::Connecting);
+        let (publish, state) = watch::channel(ConnectionState::Connecting);
         let (broken, seen) = watch::channel(0);
         let reconnector = env.runtime.spawn(keep_connected(address, eviction, publish, seen));
         ReconnectingConnection { state, broken, forbidden: Mutex::default(), reconnector }
@@ -138,7 +138,7 @@ impl ReconnectingConnection {
 
     /// Closes the connection, so that the next one looks up the primary again.
     pub(crate) fn reconnect(&self) {
-        if let State::Up(number, _) = *self.state.borrow() {
+        if let ConnectionState::Up(number, _) = *self.state.borrow() {
             self.broke(number);
         }
     }
@@ -151,8 +151,8 @@ impl ReconnectingConnection {
     /// Why the server cannot be used: no connection, or a missing permission. `None` if it can.
     pub(crate) fn trouble(&self) -> Option<Arc<str>> {
         match &*self.state.borrow() {
-            State::Down(why) => Some(Arc::clone(why)),
-            State::Connecting | State::Up(..) => {
+            ConnectionState::Down(why) => Some(Arc::clone(why)),
+            ConnectionState::Connecting | ConnectionState::Up(..) => {
                 lock(&self.forbidden).as_ref().map(|(_, why)| Arc::clone(why))
             }
         }
@@ -161,17 +161,17 @@ impl ReconnectingConnection {
     /// The number of connections made so far.
     pub(crate) fn arrivals(&self) -> u64 {
         match *self.state.borrow() {
-            State::Up(number, _) => number,
-            State::Connecting | State::Down(_) => *self.broken.borrow(),
+            ConnectionState::Up(number, _) => number,
+            ConnectionState::Connecting | ConnectionState::Down(_) => *self.broken.borrow(),
         }
     }
 
     /// Whether a call would fail for lack of a connection.
     pub(crate) fn is_down(&self) -> bool {
         match *self.state.borrow() {
-            State::Up(number, _) => self.is_broken(number),
-            State::Connecting => false,
-            State::Down(_) => true,
+            ConnectionState::Up(number, _) => self.is_broken(number),
+            ConnectionState::Connecting => false,
+            ConnectionState::Down(_) => true,
         }
     }
 
@@ -182,14 +182,16 @@ impl ReconnectingConnection {
 
     async fn connection(&self) -> Result<(u64, MultiplexedConnection), CallError> {
         let mut state = self.state.clone();
-        let state = state.wait_for(|state| !matches!(state, State::Connecting)).await;
+        let state = state.wait_for(|state| !matches!(state, ConnectionState::Connecting)).await;
         match state.as_deref() {
-            Ok(State::Up(number, _)) if self.is_broken(*number) => {
+            Ok(ConnectionState::Up(number, _)) if self.is_broken(*number) => {
                 Err(CallError::NotSent("the connection broke".to_owned()))
             }
-            Ok(State::Up(number, connection)) => Ok((*number, connection.clone())),
-            Ok(State::Down(why)) => Err(CallError::NotSent(why.to_string())),
-            Ok(State::Connecting) | Err(_) => Err(CallError::NotSent("the store was closed".to_owned())),
+            Ok(ConnectionState::Up(number, connection)) => Ok((*number, connection.clone())),
+            Ok(ConnectionState::Down(why)) => Err(CallError::NotSent(why.to_string())),
+            Ok(ConnectionState::Connecting) | Err(_) => {
+                Err(CallError::NotSent("the store was closed".to_owned()))
+            }
         }
     }
 }
@@ -210,7 +212,7 @@ impl fmt::Debug for ReconnectingConnection {
 async fn keep_connected(
     address: Address,
     eviction: Arc<Eviction>,
-    publish: watch::Sender<State>,
+    publish: watch::Sender<ConnectionState>,
     mut broken: watch::Receiver<u64>,
 ) {
     let mut pause = PAUSES.0;
@@ -224,7 +226,7 @@ async fn keep_connected(
                 }
                 number += 1;
                 let began = Instant::now();
-                publish.send_replace(State::Up(number, connection.clone()));
+                publish.send_replace(ConnectionState::Up(number, connection.clone()));
                 // Concurrently with the calls, so that none of them waits for it.
                 let check_eviction = async {
                     eviction.check(&address.to_string(), connection).await;
@@ -237,7 +239,7 @@ async fn keep_connected(
                 if is_closed {
                     return;
                 }
-                publish.send_replace(State::Down("the connection broke".into()));
+                publish.send_replace(ConnectionState::Down("the connection broke".into()));
                 if began.elapsed() >= STABLE {
                     pause = PAUSES.0;
                     continue;
@@ -249,7 +251,7 @@ async fn keep_connected(
                     tracing::warn!("cannot use {address}: {why}");
                     logged = Some(why.clone());
                 }
-                publish.send_replace(State::Down(why.into()));
+                publish.send_replace(ConnectionState::Down(why.into()));
             }
         }
         tokio::time::sleep(pause.mul_f64(1.0 + f64::from(random::secret().0[0]) / 512.0)).await;

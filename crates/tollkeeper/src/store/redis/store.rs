@@ -288,7 +288,7 @@ impl Remote for RedisStore {
         inner.with_session(move |session| async move {
             let encoded = inner.encode(&part.toll, part.id);
             let marker = |state: &str| inner.shared.names.marker(state, part.id);
-            for call in encoded.undo(reply, marker, || session.nonce()) {
+            for call in encoded.undo(&part.toll, reply, marker, || session.nonce()) {
                 session.run(&call, wire::undone).await?;
             }
             Ok(())
