@@ -51,7 +51,7 @@ pub struct Malformed {
     /// Position of the first byte that is wrong.
     pub at: usize,
     /// What is wrong there.
-    pub problem: Problem,
+    pub problem: JsonProblem,
     /// Whether the text ends there: then the problem says what should follow.
     pub at_end: bool,
 }
@@ -60,7 +60,7 @@ pub struct Malformed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "described by their messages")]
 #[non_exhaustive]
-pub enum Problem {
+pub enum JsonProblem {
     Utf8,
     /// A value is missing.
     Value,
@@ -86,29 +86,29 @@ pub enum Problem {
     AfterEnd,
 }
 
-impl Problem {
+impl JsonProblem {
     fn message(self) -> &'static str {
         match self {
-            Problem::Utf8 => "invalid UTF-8",
-            Problem::Value => "expected a value (strings in double quotes)",
-            Problem::Word => "expected a value (`true`, `false` and `null` are lower case)",
-            Problem::NotAnObject => "an object begins with `{`",
-            Problem::NotAList => "a list begins with `[`",
-            Problem::Name => "expected a name in double quotes or `}`",
-            Problem::Colon => "expected `:` between a name and its value",
-            Problem::CommaOr(b'}') => "expected `,` or `}`",
-            Problem::CommaOr(_) => "expected `,` or `]`",
-            Problem::CommaOrEnd => "expected `,` or the end of the list or object",
-            Problem::Digits => "a number begins with a digit, and has no leading zeros",
-            Problem::Fraction => "expected digits after the decimal point",
-            Problem::Exponent => "expected digits in the exponent",
-            Problem::Unterminated => "unterminated string",
-            Problem::Control => "control characters in a string must be escaped",
-            Problem::Escape => "unknown escape",
-            Problem::HexDigits => "`\\u` must be followed by four hexadecimal digits",
-            Problem::Surrogate => "unpaired surrogate",
-            Problem::TooDeep => "nested too deeply (at most 32 levels)",
-            Problem::AfterEnd => "unexpected data after the end",
+            JsonProblem::Utf8 => "invalid UTF-8",
+            JsonProblem::Value => "expected a value (strings in double quotes)",
+            JsonProblem::Word => "expected a value (`true`, `false` and `null` are lower case)",
+            JsonProblem::NotAnObject => "an object begins with `{`",
+            JsonProblem::NotAList => "a list begins with `[`",
+            JsonProblem::Name => "expected a name in double quotes or `}`",
+            JsonProblem::Colon => "expected `:` between a name and its value",
+            JsonProblem::CommaOr(b'}') => "expected `,` or `}`",
+            JsonProblem::CommaOr(_) => "expected `,` or `]`",
+            JsonProblem::CommaOrEnd => "expected `,` or the end of the list or object",
+            JsonProblem::Digits => "a number begins with a digit, and has no leading zeros",
+            JsonProblem::Fraction => "expected digits after the decimal point",
+            JsonProblem::Exponent => "expected digits in the exponent",
+            JsonProblem::Unterminated => "unterminated string",
+            JsonProblem::Control => "control characters in a string must be escaped",
+            JsonProblem::Escape => "unknown escape",
+            JsonProblem::HexDigits => "`\\u` must be followed by four hexadecimal digits",
+            JsonProblem::Surrogate => "unpaired surrogate",
+            JsonProblem::TooDeep => "nested too deeply (at most 32 levels)",
+            JsonProblem::AfterEnd => "unexpected data after the end",
         }
     }
 }
@@ -124,7 +124,7 @@ impl<'a> Reader<'a> {
     /// Reads these bytes, and overwrites some of them.
     pub fn new(text: &'a mut [u8]) -> Result<Reader<'a>, Malformed> {
         if let Err(error) = std::str::from_utf8(text) {
-            return Err(Malformed { at: error.valid_up_to(), problem: Problem::Utf8, at_end: false });
+            return Err(Malformed { at: error.valid_up_to(), problem: JsonProblem::Utf8, at_end: false });
         }
         Ok(Reader { rest: text, offset: 0, name: 0..0, depth: DEPTH })
     }
@@ -147,7 +147,7 @@ impl<'a> Reader<'a> {
 
     /// The kind of the next value, which is not consumed.
     pub fn kind(&mut self) -> Result<Kind, Malformed> {
-        match self.peek(Problem::Value)? {
+        match self.peek(JsonProblem::Value)? {
             b'{' => Ok(Kind::Object),
             b'[' => Ok(Kind::List),
             _ => Ok(Kind::Scalar),
@@ -159,23 +159,23 @@ impl<'a> Reader<'a> {
         &mut self,
         mut field: impl FnMut(&mut Reader<'a>, &'a str) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.expect(b'{', Problem::NotAnObject)?;
-        if self.peek(Problem::Name)? == b'}' {
+        self.expect(b'{', JsonProblem::NotAnObject)?;
+        if self.peek(JsonProblem::Name)? == b'}' {
             self.skip(1);
             return Ok(());
         }
         loop {
-            self.peek(Problem::Name)?;
+            self.peek(JsonProblem::Name)?;
             let start = self.offset;
-            let name = self.string(Problem::Name)?;
+            let name = self.string(JsonProblem::Name)?;
             self.name = start..self.offset;
-            self.expect(b':', Problem::Colon)?;
-            self.peek(Problem::Value)?;
+            self.expect(b':', JsonProblem::Colon)?;
+            self.peek(JsonProblem::Value)?;
             field(self, name)?;
-            match self.peek(Problem::CommaOr(b'}'))? {
+            match self.peek(JsonProblem::CommaOr(b'}'))? {
                 b',' => self.skip(1),
                 b'}' => break,
-                _ => return Err(self.malformed(Problem::CommaOr(b'}')).into()),
+                _ => return Err(self.malformed(JsonProblem::CommaOr(b'}')).into()),
             }
         }
         self.skip(1);
@@ -187,18 +187,18 @@ impl<'a> Reader<'a> {
         &mut self,
         mut element: impl FnMut(&mut Reader<'a>, usize) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.expect(b'[', Problem::NotAList)?;
-        if self.peek(Problem::Value)? == b']' {
+        self.expect(b'[', JsonProblem::NotAList)?;
+        if self.peek(JsonProblem::Value)? == b']' {
             self.skip(1);
             return Ok(());
         }
         for index in 0.. {
-            self.peek(Problem::Value)?;
+            self.peek(JsonProblem::Value)?;
             element(self, index)?;
-            match self.peek(Problem::CommaOr(b']'))? {
+            match self.peek(JsonProblem::CommaOr(b']'))? {
                 b',' => self.skip(1),
                 b']' => break,
-                _ => return Err(self.malformed(Problem::CommaOr(b']')).into()),
+                _ => return Err(self.malformed(JsonProblem::CommaOr(b']')).into()),
             }
         }
         self.skip(1);
@@ -207,8 +207,8 @@ impl<'a> Reader<'a> {
 
     /// Reads a value that is neither an object nor a list.
     pub fn scalar(&mut self) -> Result<Scalar<'a>, Malformed> {
-        match self.peek(Problem::Value)? {
-            b'"' => self.string(Problem::Value).map(Scalar::Text),
+        match self.peek(JsonProblem::Value)? {
+            b'"' => self.string(JsonProblem::Value).map(Scalar::Text),
             b't' => self.word("true", Scalar::Bool(true)),
             b'f' => self.word("false", Scalar::Bool(false)),
             b'n' => self.word("null", Scalar::Null),
@@ -216,13 +216,13 @@ impl<'a> Reader<'a> {
                 let len = number(self.rest).map_err(|problem| self.malformed(problem))?;
                 Ok(Scalar::Number(text(self.take(len))))
             }
-            _ => Err(self.malformed(Problem::Value)),
+            _ => Err(self.malformed(JsonProblem::Value)),
         }
     }
 
     /// Checks that the next value is well-formed, and returns a reader for it alone.
     pub fn value(&mut self) -> Result<Reader<'a>, Malformed> {
-        self.peek(Problem::Value)?;
+        self.peek(JsonProblem::Value)?;
         let (offset, depth) = (self.offset, self.depth);
         let len = extent(self.rest, depth).map_err(|malformed| malformed.after(offset))?;
         Ok(Reader { rest: self.take(len), offset, name: 0..0, depth })
@@ -231,10 +231,10 @@ impl<'a> Reader<'a> {
     /// Checks that only whitespace follows.
     pub fn end(mut self) -> Result<(), Malformed> {
         self.skip_whitespace();
-        if self.rest.is_empty() { Ok(()) } else { Err(self.malformed(Problem::AfterEnd)) }
+        if self.rest.is_empty() { Ok(()) } else { Err(self.malformed(JsonProblem::AfterEnd)) }
     }
 
-    fn string(&mut self, otherwise: Problem) -> Result<&'a str, Malformed> {
+    fn string(&mut self, otherwise: JsonProblem) -> Result<&'a str, Malformed> {
         if self.rest.first() != Some(&b'"') {
             return Err(self.malformed(otherwise));
         }
@@ -246,13 +246,13 @@ impl<'a> Reader<'a> {
 
     fn word(&mut self, word: &'static str, value: Scalar<'a>) -> Result<Scalar<'a>, Malformed> {
         if !self.rest.starts_with(word.as_bytes()) {
-            return Err(self.malformed(Problem::Word));
+            return Err(self.malformed(JsonProblem::Word));
         }
         self.skip(word.len());
         Ok(value)
     }
 
-    fn expect(&mut self, byte: u8, otherwise: Problem) -> Result<(), Malformed> {
+    fn expect(&mut self, byte: u8, otherwise: JsonProblem) -> Result<(), Malformed> {
         if self.peek(otherwise)? != byte {
             return Err(self.malformed(otherwise));
         }
@@ -261,7 +261,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Skips whitespace, and returns the next byte without consuming it. `wanted` is what should follow.
-    fn peek(&mut self, wanted: Problem) -> Result<u8, Malformed> {
+    fn peek(&mut self, wanted: JsonProblem) -> Result<u8, Malformed> {
         self.skip_whitespace();
         let ends = || Malformed { at: self.offset, problem: wanted, at_end: true };
         self.rest.first().copied().ok_or_else(ends)
@@ -283,13 +283,13 @@ impl<'a> Reader<'a> {
         taken
     }
 
-    fn malformed(&self, problem: Problem) -> Malformed {
+    fn malformed(&self, problem: JsonProblem) -> Malformed {
         Malformed { at: self.offset, problem, at_end: false }
     }
 }
 
 impl Malformed {
-    fn new(at: usize, problem: Problem) -> Malformed {
+    fn new(at: usize, problem: JsonProblem) -> Malformed {
         Malformed { at, problem, at_end: false }
     }
 
@@ -316,28 +316,28 @@ fn string(text: &[u8]) -> Result<(usize, bool), Malformed> {
                 at += match text.get(at + 1) {
                     Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => 2,
                     Some(b'u') => unicode(&text[at..]).map_err(|problem| Malformed::new(at, problem))?.1,
-                    _ => return Err(Malformed::new(at, Problem::Escape)),
+                    _ => return Err(Malformed::new(at, JsonProblem::Escape)),
                 };
             }
-            Some(0..=0x1f) => return Err(Malformed::new(at, Problem::Control)),
+            Some(0..=0x1f) => return Err(Malformed::new(at, JsonProblem::Control)),
             Some(_) => at += 1,
-            None => return Err(Malformed::new(at, Problem::Unterminated)),
+            None => return Err(Malformed::new(at, JsonProblem::Unterminated)),
         }
     }
 }
 
 /// The character of `\uXXXX`, or of a surrogate pair of two, and the length of the escape: 6 or 12.
-fn unicode(text: &[u8]) -> Result<(char, usize), Problem> {
+fn unicode(text: &[u8]) -> Result<(char, usize), JsonProblem> {
     let unit = |at: usize| -> Option<u32> {
         let digits = text.get(at..at + 6)?.strip_prefix(b"\\u")?;
         digits.iter().try_fold(0, |sum, digit| Some(sum * 16 + char::from(*digit).to_digit(16)?))
     };
-    let first = unit(0).ok_or(Problem::HexDigits)?;
+    let first = unit(0).ok_or(JsonProblem::HexDigits)?;
     if let Some(char) = char::from_u32(first) {
         return Ok((char, 6));
     }
     let second = unit(6).filter(|second| (0xdc00..0xe000).contains(second) && first < 0xdc00);
-    let second = second.ok_or(Problem::Surrogate)?;
+    let second = second.ok_or(JsonProblem::Surrogate)?;
     let char = char::from_u32(0x1_0000 + ((first - 0xd800) << 10) + (second - 0xdc00));
     Ok((char.expect("a pair of surrogates is a character"), 12))
 }
@@ -372,18 +372,18 @@ fn unescape(inner: &mut [u8]) -> &mut [u8] {
 }
 
 /// The length of the number that `text` begins with.
-fn number(text: &[u8]) -> Result<usize, Problem> {
+fn number(text: &[u8]) -> Result<usize, JsonProblem> {
     let digits = |from: usize| text[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     let sign = usize::from(text.first() == Some(&b'-'));
     let whole = digits(sign);
     if whole == 0 || (whole > 1 && text[sign] == b'0') {
-        return Err(Problem::Digits);
+        return Err(JsonProblem::Digits);
     }
     let mut len = sign + whole;
     if text.get(len) == Some(&b'.') {
         let fraction = digits(len + 1);
         if fraction == 0 {
-            return Err(Problem::Fraction);
+            return Err(JsonProblem::Fraction);
         }
         len += 1 + fraction;
     }
@@ -391,7 +391,7 @@ fn number(text: &[u8]) -> Result<usize, Problem> {
         let signed = usize::from(matches!(text.get(len + 1), Some(b'+' | b'-')));
         let exponent = digits(len + 1 + signed);
         if exponent == 0 {
-            return Err(Problem::Exponent);
+            return Err(JsonProblem::Exponent);
         }
         len += 1 + signed + exponent;
     }
@@ -416,7 +416,7 @@ fn extent(text: &[u8], depth: usize) -> Result<usize, Malformed> {
     let mut open: Vec<u8> = Vec::new();
     let (mut at, mut next) = (0, Next::Value);
     loop {
-        let ends = Malformed { at, problem: Problem::Value, at_end: true };
+        let ends = Malformed { at, problem: JsonProblem::Value, at_end: true };
         let byte = *text.get(at).ok_or(ends)?;
         let closes = |open: &[u8]| open.last() == Some(&byte);
         match (next, byte) {
@@ -427,7 +427,7 @@ fn extent(text: &[u8], depth: usize) -> Result<usize, Malformed> {
             }
             (Next::Value | Next::ValueOrEnd, b'{' | b'[') => {
                 if open.len() == depth {
-                    return Err(Malformed::new(at, Problem::TooDeep));
+                    return Err(Malformed::new(at, JsonProblem::TooDeep));
                 }
                 (at, next) = (at + 1, if byte == b'{' { Next::NameOrEnd } else { Next::ValueOrEnd });
                 open.push(if byte == b'{' { b'}' } else { b']' });
@@ -443,7 +443,7 @@ fn extent(text: &[u8], depth: usize) -> Result<usize, Malformed> {
             (Next::Value | Next::ValueOrEnd, _) => {
                 let word =
                     ["true", "false", "null"].iter().find(|word| text[at..].starts_with(word.as_bytes()));
-                at += word.ok_or(Malformed::new(at, Problem::Value))?.len();
+                at += word.ok_or(Malformed::new(at, JsonProblem::Value))?.len();
                 next = Next::CommaOrEnd;
             }
             (Next::Name | Next::NameOrEnd, b'"') => {
@@ -456,10 +456,10 @@ fn extent(text: &[u8], depth: usize) -> Result<usize, Malformed> {
                 (at, next) = (at + 1, if object { Next::Name } else { Next::Value });
             }
             (Next::Name | Next::NameOrEnd, _) => {
-                return Err(Malformed::new(at, Problem::Name));
+                return Err(Malformed::new(at, JsonProblem::Name));
             }
-            (Next::Colon, _) => return Err(Malformed::new(at, Problem::Colon)),
-            (Next::CommaOrEnd, _) => return Err(Malformed::new(at, Problem::CommaOrEnd)),
+            (Next::Colon, _) => return Err(Malformed::new(at, JsonProblem::Colon)),
+            (Next::CommaOrEnd, _) => return Err(Malformed::new(at, JsonProblem::CommaOrEnd)),
         }
         if open.is_empty() && next == Next::CommaOrEnd {
             return Ok(at);
@@ -528,7 +528,7 @@ mod tests {
         let mut bytes = b"\"a\xff\"".to_vec();
         assert_eq!(
             Reader::new(&mut bytes).unwrap_err(),
-            Malformed { at: 2, problem: Problem::Utf8, at_end: false }
+            Malformed { at: 2, problem: JsonProblem::Utf8, at_end: false }
         );
     }
 

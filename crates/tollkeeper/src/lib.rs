@@ -236,8 +236,7 @@ mod limiter;
 #[cfg(feature = "redis")]
 mod log_throttle;
 mod percent;
-#[cfg(feature = "redis")]
-mod process;
+pub mod process;
 pub mod random;
 pub mod store;
 mod sync;

@@ -38,7 +38,7 @@ examples! {
 fn pictures_match_the_drawing_code() {
     let drawn = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pictures");
     fs::create_dir_all(&drawn).unwrap();
-    assert_prints("pictures", &[&drawn], "drew 8 pictures");
+    assert_prints("pictures", &[&drawn], "drew 10 pictures");
     let committed = package().join("../../docs/pictures");
     assert_eq!(names(&drawn), names(&committed), "the files in docs/pictures");
     for name in names(&committed) {

@@ -1,4 +1,5 @@
-//! Draws `docs/pictures/`: what each algorithm admits of the same traffic, decided by the library itself.
+//! Draws `docs/pictures/`: what each algorithm admits of the same traffic, decided by the library itself, and the
+//! adaptive limit of the proxy.
 //!
 //! ```text
 //! cargo run --example pictures -- docs/pictures
@@ -7,6 +8,7 @@
 //! The clock is manual, so the same code always draws the same bytes; a test compares them with the
 //! files in the repository.
 
+mod adaptive;
 #[path = "../../../tollkeeper-server/src/drawing.rs"]
 #[expect(dead_code, unreachable_pub, reason = "reports of the server use the rest")]
 mod drawing;
@@ -42,7 +44,9 @@ async fn main() -> Result<()> {
         rows.push((algorithm, play(algorithm, &edge(), 11_000).await?));
     }
     std::fs::write(folder.join("boundary.svg"), boundary(&rows))?;
-    println!("drew {} pictures in {}", Algorithm::ALL.len() + 2, folder.display());
+    std::fs::write(folder.join("adaptive.svg"), adaptive::simulated())?;
+    std::fs::write(folder.join("adaptive-run.svg"), adaptive::recorded())?;
+    println!("drew {} pictures in {}", Algorithm::ALL.len() + 4, folder.display());
     Ok(())
 }
 

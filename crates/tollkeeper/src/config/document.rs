@@ -25,7 +25,7 @@ pub(super) struct Node {
 pub(super) enum Value {
     Scalar(Scalar),
     List(Vec<Node>),
-    Table(Vec<Entry>),
+    Table(Vec<MapEntry>),
     /// An invalid value that has already been reported.
     Unknown,
 }
@@ -51,7 +51,7 @@ pub(super) enum ScalarKind {
 
 /// A key of a table with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct MapEntry {
     pub(super) key: String,
     pub(super) position: Position,
     pub(super) node: Node,
@@ -63,7 +63,7 @@ impl Node {
     }
 
     /// The entries of a table; empty for other values.
-    pub(super) fn entries(&self) -> &[Entry] {
+    pub(super) fn entries(&self) -> &[MapEntry] {
         if let Value::Table(entries) = &self.value { entries } else { &[] }
     }
 

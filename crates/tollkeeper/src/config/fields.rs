@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tollkeeper_core::Span;
 
-use super::document::{Entry, Node, Scalar, ScalarKind, Value};
+use super::document::{MapEntry, Node, Scalar, ScalarKind, Value};
 use super::excerpt::quoted;
-use super::key_table::{self, Key, Kind, Section, Support};
+use super::key_table::{self, Key, KeyKind, Section};
 use super::report::{Position, Problems};
 use super::suggest::nearest;
 use super::units::{self, InvalidValue, Rate, Share};
@@ -39,7 +39,7 @@ impl<T> Located<T> {
 /// A table of the file whose keys have been checked.
 pub(super) struct Fields<'d> {
     scope: Scope,
-    found: Vec<(&'static Key, &'d Entry)>,
+    found: Vec<(&'static Key, &'d MapEntry)>,
     section: &'static Section,
     problems: &'d RefCell<Problems>,
     /// The position of the table.
@@ -89,7 +89,7 @@ impl Scope {
 #[derive(Clone, Copy)]
 struct Item<'n> {
     node: &'n Node,
-    kind: &'static Kind,
+    kind: &'static KeyKind,
     key: &'n str,
 }
 
@@ -124,10 +124,6 @@ impl<'d> Fields<'d> {
                 fields.duplicate(entry);
                 continue;
             }
-            if key.support == Support::NotYet {
-                let message = format!("{} is not supported yet", fields.scope.name(key.name));
-                fields.error(entry.position, message, "leave it out");
-            }
             fields.found.push((key, entry));
         }
         Some(fields)
@@ -143,7 +139,7 @@ impl<'d> Fields<'d> {
         Fields { scope, found: Vec::new(), section, problems, position }
     }
 
-    fn unknown(&self, entry: &Entry) {
+    fn unknown(&self, entry: &MapEntry) {
         if self.problems.borrow().is_full() {
             // Looking for similar keys would take too long in a file with thousands of errors.
             return self.problems.borrow_mut().count();
@@ -162,7 +158,7 @@ impl<'d> Fields<'d> {
         self.error(entry.position, format!("{whole}unknown key {}", quoted(&entry.key)), help);
     }
 
-    fn duplicate(&self, entry: &Entry) {
+    fn duplicate(&self, entry: &MapEntry) {
         self.error(
             entry.position,
             format!("{}duplicate key {}", self.scope.subject, quoted(&entry.key)),
@@ -198,7 +194,7 @@ impl<'d> Fields<'d> {
 
     /// The table of a key; with its defaults if it is absent.
     pub(super) fn table(&self, key: &str) -> Fields<'d> {
-        let Kind::Table(section) = self.key(key).kind else { panic!("`{key}` is not a table") };
+        let KeyKind::Table(section) = self.key(key).kind else { panic!("`{key}` is not a table") };
         let scope = self.scope.inside(key);
         let entry = self.entry(key);
         let read = entry.and_then(|entry| Fields::open(&entry.node, section, scope.clone(), self.problems));
@@ -223,14 +219,14 @@ impl<'d> Fields<'d> {
     }
 
     /// The entries of a map. Duplicate names are reported and left out.
-    pub(super) fn map(&self, key: &str) -> Vec<&'d Entry> {
+    pub(super) fn map(&self, key: &str) -> Vec<&'d MapEntry> {
         let Some(entry) = self.entry(key) else { return Vec::new() };
         let Value::Table(entries) = &entry.node.value else {
             self.report_wrong_kind(&entry.node, &self.scope.name(key), "a table", "each name with its value");
             return Vec::new();
         };
         let mut names = HashSet::new();
-        let (unique, duplicates): (Vec<&Entry>, Vec<&Entry>) =
+        let (unique, duplicates): (Vec<&MapEntry>, Vec<&MapEntry>) =
             entries.iter().partition(|entry| names.insert(entry.key.as_str()));
         duplicates.into_iter().for_each(|entry| self.duplicate(entry));
         unique
@@ -238,7 +234,7 @@ impl<'d> Fields<'d> {
 
     /// The facts of a condition, each with its patterns.
     pub(super) fn condition(&self, key: &str) -> Vec<Located<(String, Vec<String>)>> {
-        let read = |entry: &&Entry| {
+        let read = |entry: &&MapEntry| {
             let patterns = self.patterns(&entry.node, &format!("{key}.{}", entry.key));
             Located { value: (entry.key.clone(), patterns), position: entry.position, unexpanded: None }
         };
@@ -273,7 +269,7 @@ impl<'d> Fields<'d> {
     pub(super) fn duration(&self, key: &str) -> Option<Located<Duration>> {
         self.read(key, |item| {
             let span = self.parsed(item, "a duration", units::duration)?;
-            let Kind::Duration { least, most } = *item.kind else { panic!("`{key}` is not a duration") };
+            let KeyKind::Duration { least, most } = *item.kind else { panic!("`{key}` is not a duration") };
             let (least, most) = (Span::from_millis(least), Span::from_millis(most));
             if span < least || span > most {
                 let message = format!(
@@ -285,6 +281,22 @@ impl<'d> Fields<'d> {
                 return None;
             }
             Some(Duration::from(span))
+        })
+    }
+
+    /// A number of bytes.
+    pub(super) fn size(&self, key: &str) -> Option<Located<u64>> {
+        self.read(key, |item| {
+            let bytes = self.parsed(item, "a size", units::size)?;
+            let KeyKind::Size { least, most } = *item.kind else { panic!("`{key}` is not a size") };
+            if !(least..=most).contains(&bytes) {
+                let (least, most) = (units::Size(least), units::Size(most));
+                let name = self.scope.name(key);
+                let message = format!("{name} must be from {least} to {most}, found {}", shown(item.node));
+                self.error(item.node.position, message, "");
+                return None;
+            }
+            Some(bytes)
         })
     }
 
@@ -302,7 +314,7 @@ impl<'d> Fields<'d> {
 
     /// A rate in a position where a table is also allowed.
     pub(super) fn rate_of(&self, node: &Node) -> Option<Located<RawRate>> {
-        let value = self.read_rate(Item { node, kind: &Kind::Rate, key: "rate" })?;
+        let value = self.read_rate(Item { node, kind: &KeyKind::Rate, key: "rate" })?;
         Some(Located::at(node, value))
     }
 
@@ -351,10 +363,10 @@ impl<'d> Fields<'d> {
 
     /// The entries of a map whose values are scalars, each as its text.
     pub(super) fn value_map(&self, key: &str) -> Vec<Located<(String, String)>> {
-        let read = |entry: &&Entry| {
+        let read = |entry: &&MapEntry| {
             let name = format!("{key}.{}", entry.key);
             let scalar =
-                self.scalar(Item { node: &entry.node, kind: &Kind::Value, key: &name }, "a value")?;
+                self.scalar(Item { node: &entry.node, kind: &KeyKind::Value, key: &name }, "a value")?;
             Some(Located::at(&entry.node, (entry.key.clone(), scalar.text.clone())))
         };
         self.map(key).iter().filter_map(read).collect()
@@ -390,8 +402,8 @@ impl<'d> Fields<'d> {
     fn list<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Vec<Located<T>> {
         let definition = self.key(key);
         let (inner, single_allowed) = match definition.kind {
-            Kind::List(inner) => (inner, false),
-            Kind::OneOrList(inner) => (inner, true),
+            KeyKind::List(inner) => (inner, false),
+            KeyKind::OneOrList(inner) => (inner, true),
             _ => panic!("`{key}` is not a list"),
         };
         let read_all = |node: &Node| {
@@ -418,8 +430,9 @@ impl<'d> Fields<'d> {
 
     /// One pattern or several.
     fn patterns(&self, node: &Node, key: &str) -> Vec<String> {
-        let one =
-            |node: &Node| Some(self.scalar(Item { node, kind: &Kind::Value, key }, "a string")?.text.clone());
+        let one = |node: &Node| {
+            Some(self.scalar(Item { node, kind: &KeyKind::Value, key }, "a string")?.text.clone())
+        };
         match &node.value {
             Value::List(nodes) if nodes.is_empty() => {
                 self.error(
@@ -436,7 +449,7 @@ impl<'d> Fields<'d> {
 
     fn read_count(&self, item: Item<'_>) -> Option<u64> {
         let scalar = self.scalar(item, "a whole number")?;
-        let Kind::Count { least, most } = *item.kind else { panic!("`{}` is not a count", item.key) };
+        let KeyKind::Count { least, most } = *item.kind else { panic!("`{}` is not a count", item.key) };
         let bounds = match (least, most) {
             (least, u64::MAX) => format!("at least {least}"),
             (least, most) => format!("from {least} to {most}"),
@@ -480,7 +493,7 @@ impl<'d> Fields<'d> {
     }
 
     fn read_choice(&self, item: Item<'_>) -> Option<&'static str> {
-        let Kind::Choice { words, not_yet } = *item.kind else { panic!("`{}` is not a choice", item.key) };
+        let KeyKind::Choice { words, not_yet } = *item.kind else { panic!("`{}` is not a choice", item.key) };
         let scalar = self.scalar(item, &format!("one of {}", list(words.iter().copied())))?;
         let Some(word) = words.iter().copied().find(|word| *word == scalar.text) else {
             let help = match nearest(&scalar.text, words.iter().copied()) {
@@ -509,7 +522,7 @@ impl<'d> Fields<'d> {
     ) -> Option<T> {
         let scalar = self.scalar(item, wanted)?;
         if matches!(scalar.kind, ScalarKind::Bool) && scalar.unexpanded.is_none() {
-            let help = if matches!(item.kind, Kind::Listener) {
+            let help = if matches!(item.kind, KeyKind::Listener) {
                 "write `off` to turn it off"
             } else {
                 "put it in quotes if it is meant as a string"
@@ -521,7 +534,12 @@ impl<'d> Fields<'d> {
             && scalar.unexpanded.is_none()
             && matches!(
                 item.kind,
-                Kind::Text | Kind::Path | Kind::LimitName | Kind::Fact | Kind::Prefix | Kind::Sha256
+                KeyKind::Text
+                    | KeyKind::Path
+                    | KeyKind::LimitName
+                    | KeyKind::Fact
+                    | KeyKind::Prefix
+                    | KeyKind::Sha256
             )
         {
             let help = format!("put it in quotes: `\"{}\"`", scalar.text);
@@ -552,7 +570,7 @@ impl<'d> Fields<'d> {
             }
             None => self.error(item.node.position, format!("{before}{}", invalid.message), invalid.help),
         }
-        if matches!(item.kind, Kind::Sha256) {
+        if matches!(item.kind, KeyKind::Sha256) {
             // The value may be the token itself.
             self.problems.borrow_mut().hide(item.node.position);
         }
@@ -591,7 +609,7 @@ impl<'d> Fields<'d> {
         self.problems.borrow_mut().error(position, message, help);
     }
 
-    fn entry(&self, key: &str) -> Option<&'d Entry> {
+    fn entry(&self, key: &str) -> Option<&'d MapEntry> {
         self.found.iter().find(|(known, _)| known.name == key).map(|(_, entry)| *entry)
     }
 
@@ -616,28 +634,29 @@ fn default(key: &Key) -> Option<Node> {
 }
 
 /// The expected value of a kind, for messages.
-fn wanted(kind: &Kind) -> &'static str {
+fn wanted(kind: &KeyKind) -> &'static str {
     match kind {
-        Kind::Store => "the URL of a store",
-        Kind::Path => "a path",
-        Kind::Listener => "an address with a port, or `off`",
-        Kind::LimitName => "the name of a limit",
-        Kind::Fact => "the name of a fact",
-        Kind::Network => "an address or a network",
-        Kind::Route => "a path pattern",
-        Kind::HostName => "the name of a host",
-        Kind::ClientAddress => "the name of a header",
-        Kind::Source => "a part of the request",
-        Kind::Status => "a status",
-        Kind::Sha256 => "64 hex digits",
-        Kind::CostMissing => "`error`, `skip` or a whole number",
-        Kind::Warning => "the code of a warning",
-        Kind::Prefix => "a prefix",
-        Kind::Rate => "a rate",
-        Kind::Duration { .. } => "a duration",
-        Kind::Percent => "a percentage",
-        Kind::Share => "a share",
-        Kind::Count { .. } => "a whole number",
+        KeyKind::Store => "the URL of a store",
+        KeyKind::Path => "a path",
+        KeyKind::Listener => "an address with a port, or `off`",
+        KeyKind::LimitName => "the name of a limit",
+        KeyKind::Fact => "the name of a fact",
+        KeyKind::Network => "an address or a network",
+        KeyKind::Route => "a path pattern",
+        KeyKind::HostName => "the name of a host",
+        KeyKind::ClientAddress => "the name of a header",
+        KeyKind::Source => "a part of the request",
+        KeyKind::Status => "a status",
+        KeyKind::Sha256 => "64 hex digits",
+        KeyKind::CostMissing => "`error`, `skip` or a whole number",
+        KeyKind::Warning => "the code of a warning",
+        KeyKind::Prefix => "a prefix",
+        KeyKind::Rate => "a rate",
+        KeyKind::Duration { .. } => "a duration",
+        KeyKind::Size { .. } => "a size",
+        KeyKind::Percent => "a percentage",
+        KeyKind::Share => "a share",
+        KeyKind::Count { .. } => "a whole number",
         _ => "a string",
     }
 }

@@ -1,9 +1,9 @@
 //! Reads JSON into a document, and says in the words of a config file what is wrong with one.
 
-use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
+use super::document::{Budget, MAX_DEPTH, MapEntry, Node, ScalarKind, TooLarge, Value};
 use super::excerpt::quoted;
 use super::report::{Position, Problems};
-use crate::json::{Kind, Malformed, Problem, Reader, Scalar};
+use crate::json::{JsonProblem, Kind, Malformed, Reader, Scalar};
 
 /// Parses a text; reports a syntax error and returns `None`.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
@@ -82,7 +82,7 @@ impl Parser<'_> {
             ScalarKind::Text => false,
         };
         if goes_on {
-            let problem = if kind == ScalarKind::Number { Problem::Digits } else { Problem::Value };
+            let problem = if kind == ScalarKind::Number { JsonProblem::Digits } else { JsonProblem::Value };
             return Err(Malformed { at: start, problem, at_end: false }.into());
         }
         self.budget.take(text.len()).map_err(|large| Stop::TooLarge(position, large))?;
@@ -104,7 +104,7 @@ impl Parser<'_> {
             let name = reader.name_position();
             let position = Position::new(name.start, name.end);
             self.budget.take(key.len()).map_err(|large| Stop::TooLarge(position, large))?;
-            entries.push(Entry { key: key.to_owned(), position, node: self.value(reader)? });
+            entries.push(MapEntry { key: key.to_owned(), position, node: self.value(reader)? });
             Ok::<(), Stop>(())
         })?;
         Ok(Value::Table(entries))
@@ -127,23 +127,27 @@ impl Source<'_> {
     fn explain(self, malformed: Malformed, token: usize) -> Explanation {
         let Malformed { at, problem, .. } = malformed;
         match problem {
-            Problem::Unterminated => self.open_string(token),
-            Problem::Control if self.0[at..].starts_with(['\n', '\r']) => (
+            JsonProblem::Unterminated => self.open_string(token),
+            JsonProblem::Control if self.0[at..].starts_with(['\n', '\r']) => (
                 Position::new(token, at),
                 "this string is not closed on its line".to_owned(),
                 "close it with `\"`, or write a line break as `\\n`",
             ),
-            Problem::Control => (
+            JsonProblem::Control => (
                 Position::new(at, at + 1),
                 "a control character in a string".to_owned(),
                 "write it as `\\u00XX`",
             ),
-            Problem::Escape | Problem::HexDigits | Problem::Surrogate => self.escape(at),
-            Problem::Digits | Problem::Fraction | Problem::Exponent => self.number(at),
-            Problem::Name => self.expected(malformed, "a key in double quotes", ""),
-            Problem::Colon => self.expected(malformed, "`:`", ""),
-            Problem::CommaOr(end) => self.expected(malformed, &format!("`,` or `{}`", char::from(end)), ""),
-            Problem::AfterEnd => self.expected(malformed, "the end of the file", "a config is one object"),
+            JsonProblem::Escape | JsonProblem::HexDigits | JsonProblem::Surrogate => self.escape(at),
+            JsonProblem::Digits | JsonProblem::Fraction | JsonProblem::Exponent => self.number(at),
+            JsonProblem::Name => self.expected(malformed, "a key in double quotes", ""),
+            JsonProblem::Colon => self.expected(malformed, "`:`", ""),
+            JsonProblem::CommaOr(end) => {
+                self.expected(malformed, &format!("`,` or `{}`", char::from(end)), "")
+            }
+            JsonProblem::AfterEnd => {
+                self.expected(malformed, "the end of the file", "a config is one object")
+            }
             _ => self.expected(malformed, "a value", "strings need double quotes"),
         }
     }
@@ -206,11 +210,13 @@ impl Source<'_> {
             return (Position::new(start, end), message, "a bracket, brace or quote may be open");
         };
         let end = match malformed.problem {
-            Problem::Name => '}',
+            JsonProblem::Name => '}',
             _ => ']',
         };
         let before = before.trim_end_matches([' ', '\t', '\n', '\r']);
-        if char == end && before.ends_with(',') && matches!(malformed.problem, Problem::Name | Problem::Value)
+        if char == end
+            && before.ends_with(',')
+            && matches!(malformed.problem, JsonProblem::Name | JsonProblem::Value)
         {
             let comma = Position::new(before.len() - 1, before.len());
             let message = format!("a trailing comma before `{end}`");

@@ -16,28 +16,19 @@ pub(super) struct Section {
 #[derive(Debug)]
 pub(super) struct Key {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: KeyKind,
     pub(super) doc: &'static str,
     /// The value when the key is absent, as YAML; empty if there is no default.
     pub(super) default: &'static str,
     /// An example value, as YAML.
     pub(super) example: &'static str,
-    pub(super) support: Support,
     /// Whether the table is invalid without this key.
     pub(super) required: bool,
 }
 
-/// Whether the feature of a key exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Support {
-    Ready,
-    /// The key is checked and then rejected: its feature does not exist yet.
-    NotYet,
-}
-
 /// The kind of a value.
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum KeyKind {
     /// The URL of a store.
     Store,
     /// The path of a file.
@@ -52,6 +43,11 @@ pub(super) enum Kind {
     Bool,
     /// A duration within bounds, which are in milliseconds.
     Duration {
+        least: u64,
+        most: u64,
+    },
+    /// A number of bytes within bounds, such as `64KiB`.
+    Size {
         least: u64,
         most: u64,
     },
@@ -91,14 +87,14 @@ pub(super) enum Kind {
     CostMissing,
     /// The code of a warning.
     Warning,
-    List(&'static Kind),
+    List(&'static KeyKind),
     /// One value, or a list of them.
-    OneOrList(&'static Kind),
+    OneOrList(&'static KeyKind),
     Table(&'static Section),
     /// A table with names that the file chooses, each with a value of this kind.
     Map {
         names: Names,
-        value: &'static Kind,
+        value: &'static KeyKind,
     },
     /// The grant of a tier or an override: a rate, or a table.
     Grant(&'static Section),
@@ -112,8 +108,8 @@ pub(super) enum Names {
     Value,
 }
 
-const fn key(name: &'static str, kind: Kind, doc: &'static str) -> Key {
-    Key { name, kind, doc, default: "", example: "", support: Support::Ready, required: false }
+const fn key(name: &'static str, kind: KeyKind, doc: &'static str) -> Key {
+    Key { name, kind, doc, default: "", example: "", required: false }
 }
 
 impl Key {
@@ -128,10 +124,6 @@ impl Key {
     const fn required(self) -> Key {
         Key { required: true, ..self }
     }
-
-    const fn not_yet(self) -> Key {
-        Key { support: Support::NotYet, ..self }
-    }
 }
 
 impl Section {
@@ -144,15 +136,15 @@ impl Section {
 /// Every section of the file, beginning with the file itself.
 #[cfg(test)]
 pub(super) fn sections() -> Vec<&'static Section> {
-    fn inside(kind: &'static Kind, found: &mut Vec<&'static Section>) {
+    fn inside(kind: &'static KeyKind, found: &mut Vec<&'static Section>) {
         match kind {
-            Kind::Table(section) | Kind::Grant(section)
+            KeyKind::Table(section) | KeyKind::Grant(section)
                 if found.iter().all(|known| !std::ptr::eq(*known, *section)) =>
             {
                 found.push(section);
                 section.keys.iter().for_each(|key| inside(&key.kind, found));
             }
-            Kind::List(inner) | Kind::OneOrList(inner) | Kind::Map { value: inner, .. } => {
+            KeyKind::List(inner) | KeyKind::OneOrList(inner) | KeyKind::Map { value: inner, .. } => {
                 inside(inner, found)
             }
             _ => {}
@@ -167,23 +159,27 @@ const SECOND: u64 = 1_000;
 const DAY: u64 = 86_400 * SECOND;
 const ANY: u64 = u64::MAX;
 
-const fn choice(words: &'static [&'static str]) -> Kind {
-    Kind::Choice { words, not_yet: &[] }
+const fn choice(words: &'static [&'static str]) -> KeyKind {
+    KeyKind::Choice { words, not_yet: &[] }
 }
 
-const HEADERS: Kind = Kind::List(&choice(&["ietf", "draft-03", "draft-06", "draft-07", "x-ratelimit"]));
-const ON_STORE_FAILURE: Kind = choice(&["allow", "deny", "local"]);
-const CONDITION: Kind = Kind::Map { names: Names::Fact, value: &Kind::OneOrList(&Kind::Value) };
+const HEADERS: KeyKind = KeyKind::List(&choice(&["ietf", "draft-03", "draft-06", "draft-07", "x-ratelimit"]));
+const ON_STORE_FAILURE: KeyKind = choice(&["allow", "deny", "local"]);
+const CONDITION: KeyKind = KeyKind::Map { names: Names::Fact, value: &KeyKind::OneOrList(&KeyKind::Value) };
 
 /// A file of policy tests.
 pub(super) static TEST_FILE: Section = Section {
     path: "",
     doc: "A file of policy tests.",
     keys: &[
-        key("policy", Kind::Path, "The config file that is tested, relative to this file."),
-        key("limits", Kind::List(&Kind::Table(&LIMIT)), "The limits that are tested, instead of a file."),
-        key("start", Kind::Text, "The time of the clock when each test starts."),
-        key("tests", Kind::List(&Kind::Table(&TEST)), "The tests.").required(),
+        key("policy", KeyKind::Path, "The config file that is tested, relative to this file."),
+        key(
+            "limits",
+            KeyKind::List(&KeyKind::Table(&LIMIT)),
+            "The limits that are tested, instead of a file.",
+        ),
+        key("start", KeyKind::Text, "The time of the clock when each test starts."),
+        key("tests", KeyKind::List(&KeyKind::Table(&TEST)), "The tests.").required(),
     ],
 };
 
@@ -192,9 +188,9 @@ pub(super) static TEST: Section = Section {
     path: "tests",
     doc: "A test. It has a store of its own.",
     keys: &[
-        key("name", Kind::Text, "What the test shows.").required(),
+        key("name", KeyKind::Text, "What the test shows.").required(),
         key("facts", FACT_VALUES, "The facts of every row, unless the row has others."),
-        key("rows", Kind::List(&Kind::Table(&ROW)), "The requests of the test, in order.").required(),
+        key("rows", KeyKind::List(&KeyKind::Table(&ROW)), "The requests of the test, in order.").required(),
     ],
 };
 
@@ -203,23 +199,23 @@ pub(super) static ROW: Section = Section {
     path: "tests.rows",
     doc: "A request and what is expected of it.",
     keys: &[
-        key("at", Kind::Text, "The time since the start.").default("0s"),
+        key("at", KeyKind::Text, "The time since the start.").default("0s"),
         key("facts", FACT_VALUES, "The facts of the request."),
-        key("request", Kind::Text, "An HTTP request instead of facts: `POST /login`."),
+        key("request", KeyKind::Text, "An HTTP request instead of facts: `POST /login`."),
         key(
             "headers",
             FACT_VALUES,
             "Headers of the request, and expected rate-limit headers of the response.",
         ),
-        key("body", Kind::Text, "The body of the request."),
-        key("peer", Kind::Text, "The address that the request comes from.").default("127.0.0.1"),
-        key("cost", Kind::Count { least: 0, most: ANY }, "The cost of the request."),
-        key("times", Kind::Count { least: 1, most: 1_000_000 }, "How often the request is repeated.")
+        key("body", KeyKind::Text, "The body of the request."),
+        key("peer", KeyKind::Text, "The address that the request comes from.").default("127.0.0.1"),
+        key("cost", KeyKind::Count { least: 0, most: ANY }, "The cost of the request."),
+        key("times", KeyKind::Count { least: 1, most: 1_000_000 }, "How often the request is repeated.")
             .default("1"),
-        key("every", Kind::Text, "The time between repetitions.").default("0s"),
+        key("every", KeyKind::Text, "The time between repetitions.").default("0s"),
         key(
             "status",
-            Kind::Count { least: 100, most: 999 },
+            KeyKind::Count { least: 100, most: 999 },
             "The status of the response, for `deduct_when`.",
         ),
         key(
@@ -228,24 +224,29 @@ pub(super) static ROW: Section = Section {
             "What is asked.",
         )
         .default("check"),
-        key("ttl", Kind::Text, "How long a reservation can be settled.").default("60s"),
-        key("as", Kind::Text, "A name for the slot or the charge."),
-        key("of", Kind::Text, "The slot or charge that a release, settle or refund is about."),
-        key("expect", Kind::Value, "allowed, refused, never, a status, or the code of an error.").required(),
-        key("by", Kind::LimitName, "The limit that binds."),
-        key("retry_after", Kind::Text, "The time until a retry can pass."),
-        key("delay", Kind::Text, "How long an admitted request is held."),
+        key("ttl", KeyKind::Text, "How long a reservation can be settled.").default("60s"),
+        key("as", KeyKind::Text, "A name for the slot or the charge."),
+        key("of", KeyKind::Text, "The slot or charge that a release, settle or refund is about."),
+        key("expect", KeyKind::Value, "allowed, refused, never, a status, or the code of an error.")
+            .required(),
+        key("by", KeyKind::LimitName, "The limit that binds."),
+        key("retry_after", KeyKind::Text, "The time until a retry can pass."),
+        key("delay", KeyKind::Text, "How long an admitted request is held."),
         key(
             "remaining",
-            Kind::Map { names: Names::Value, value: &Kind::Count { least: 0, most: ANY } },
+            KeyKind::Map { names: Names::Value, value: &KeyKind::Count { least: 0, most: ANY } },
             "What is left of limits.",
         ),
-        key("limits", Kind::List(&Kind::LimitName), "Exactly the limits that apply."),
-        key("would_refuse", Kind::List(&Kind::LimitName), "Exactly the shadow limits that would refuse."),
+        key("limits", KeyKind::List(&KeyKind::LimitName), "Exactly the limits that apply."),
+        key(
+            "would_refuse",
+            KeyKind::List(&KeyKind::LimitName),
+            "Exactly the shadow limits that would refuse.",
+        ),
     ],
 };
 
-const FACT_VALUES: Kind = Kind::Map { names: Names::Fact, value: &Kind::Value };
+const FACT_VALUES: KeyKind = KeyKind::Map { names: Names::Fact, value: &KeyKind::Value };
 
 /// The file.
 pub(super) static ROOT: Section = Section {
@@ -255,11 +256,11 @@ pub(super) static ROOT: Section = Section {
     keys: &[
         key(
             "store",
-            Kind::Store,
+            KeyKind::Store,
             "The store that holds the counts: `memory://`, or the URL of a Redis server.",
         ).default("memory://").example("memory://"),
-        key("memory", Kind::Table(&MEMORY), "Settings of the embedded store."),
-        key("redis", Kind::Table(&REDIS), "Settings of a Redis store."),
+        key("memory", KeyKind::Table(&MEMORY), "Settings of the embedded store."),
+        key("redis", KeyKind::Table(&REDIS), "Settings of a Redis store."),
         key(
             "on_store_failure",
             ON_STORE_FAILURE,
@@ -270,18 +271,18 @@ pub(super) static ROOT: Section = Section {
         .example("local"),
         key(
             "listen",
-            Kind::Table(&LISTEN),
+            KeyKind::Table(&LISTEN),
             "The addresses that the server listens on. Flags and environment variables override them.",
         ),
         key(
             "share",
-            Kind::Share,
+            KeyKind::Share,
             "Multiplies every count, burst and number of slots, rounded down but at least 1: the share of one region.",
         )
         .default("1/1")
         .example("1/3"),
-        key("http", Kind::Table(&HTTP), "How facts are read from an HTTP request."),
-        key("grpc", Kind::Table(&GRPC), "Settings of the rate limit service for Envoy."),
+        key("http", KeyKind::Table(&HTTP), "How facts are read from an HTTP request."),
+        key("grpc", KeyKind::Table(&GRPC), "Settings of the rate limit service for Envoy."),
         key(
             "headers",
             HEADERS,
@@ -292,7 +293,7 @@ pub(super) static ROOT: Section = Section {
         .example("[draft-07]"),
         key(
             "retry_after_jitter",
-            Kind::Percent,
+            KeyKind::Percent,
             "Lengthens the `Retry-After` header by a random amount of up to this percentage, at most 30 s (1 s for \
              a wait below 10 s), so that clients that were refused together do not retry together.",
         )
@@ -300,17 +301,17 @@ pub(super) static ROOT: Section = Section {
         .example("25%"),
         key(
             "limits",
-            Kind::List(&Kind::Table(&LIMIT)),
+            KeyKind::List(&KeyKind::Table(&LIMIT)),
             "The limits, in the order in which responses list them. Write `[]` for a config without limits: a file \
              without this key may be only partly written, and is rejected.",
         )
         .required(),
-        key("proxy", Kind::Table(&PROXY), "The reverse proxy.").not_yet(),
-        key("log", Kind::Table(&LOG), "What the server logs besides warnings and errors."),
-        key("admin", Kind::Table(&ADMIN), "The token that is needed to change limits and to see keys."),
-        key("auth", Kind::Table(&AUTH), "The tokens that clients need to ask for decisions."),
-        key("tls", Kind::Table(&TLS), "TLS for all listeners."),
-        key("validate", Kind::Table(&VALIDATE), "Which warnings are silenced."),
+        key("proxy", KeyKind::Table(&PROXY), "The reverse proxy."),
+        key("log", KeyKind::Table(&LOG), "What the server logs besides warnings and errors."),
+        key("admin", KeyKind::Table(&ADMIN), "The token that is needed to change limits and to see keys."),
+        key("auth", KeyKind::Table(&AUTH), "The tokens that clients need to ask for decisions."),
+        key("tls", KeyKind::Table(&TLS), "TLS for all listeners."),
+        key("validate", KeyKind::Table(&VALIDATE), "Which warnings are silenced."),
     ],
 };
 
@@ -320,21 +321,25 @@ pub(super) static MEMORY: Section = Section {
     keys: &[
         key(
             "max_keys",
-            Kind::Count { least: 1, most: 1_000_000_000 },
+            KeyKind::Count { least: 1, most: 1_000_000_000 },
             "The most keys that are counted separately.",
         )
         .default("1000000")
         .example("200000"),
         key(
             "max_log_bytes",
-            Kind::Count { least: 1, most: 1 << 40 },
+            KeyKind::Count { least: 1, most: 1 << 40 },
             "The most bytes in the logs of `sliding-log` limits.",
         )
         .default("268435456")
         .example("67108864"),
-        key("snapshot", Kind::Path, "The file that counts are saved to and restored from after a restart.")
-            .example("/var/lib/tollkeeper/state"),
-        key("snapshot_every", Kind::Duration { least: 100, most: DAY }, "The time between two snapshots.")
+        key(
+            "snapshot",
+            KeyKind::Path,
+            "The file that counts are saved to and restored from after a restart.",
+        )
+        .example("/var/lib/tollkeeper/state"),
+        key("snapshot_every", KeyKind::Duration { least: 100, most: DAY }, "The time between two snapshots.")
             .default("10s")
             .example("30s"),
     ],
@@ -346,32 +351,32 @@ pub(super) static REDIS: Section = Section {
     keys: &[
         key(
             "prefix",
-            Kind::Prefix,
+            KeyKind::Prefix,
             "The prefix of all keys.",
         ).default("tk").example("tk-staging"),
         key(
             "deadline",
-            Kind::Duration { least: 1, most: 60 * SECOND },
+            KeyKind::Duration { least: 1, most: 60 * SECOND },
             "How long a decision may take before `on_store_failure` applies.",
         )
             .default("10ms")
             .example("25ms"),
-        key("breaker", Kind::Table(&BREAKER), "When calls to the store are suspended."),
+        key("breaker", KeyKind::Table(&BREAKER), "When calls to the store are suspended."),
         key(
             "connections",
-            Kind::Count { least: 1, most: 64 },
+            KeyKind::Count { least: 1, most: 64 },
             "Connections to each server.",
         ).default("2").example("4"),
         key(
             "nodes",
-            Kind::Count { least: 1, most: 100_000 },
+            KeyKind::Count { least: 1, most: 100_000 },
             "How many processes share the store: while it does not answer, each process grants 1/`nodes` of a limit.",
         )
         .default("1")
         .example("4"),
         key(
             "denial_bound",
-            Kind::Bool,
+            KeyKind::Bool,
             "Whether a request that the last state of a key certainly refuses is refused without asking the store. The \
              store is asked again after 100 ms.",
         )
@@ -386,11 +391,11 @@ pub(super) static REDIS: Section = Section {
         .example("compact"),
         key(
             "ca",
-            Kind::Path,
+            KeyKind::Path,
             "The CA certificates that the server's certificate is verified against.",
         ).example("ca.pem"),
-        key("cert", Kind::Path, "The client certificate to present to the server.").example("client.pem"),
-        key("key", Kind::Path, "The private key of `cert`.").example("client.key"),
+        key("cert", KeyKind::Path, "The client certificate to present to the server.").example("client.pem"),
+        key("key", KeyKind::Path, "The private key of `cert`.").example("client.key"),
     ],
 };
 
@@ -400,21 +405,21 @@ pub(super) static BREAKER: Section = Section {
     keys: &[
         key(
             "failures",
-            Kind::Count { least: 1, most: 1_000 },
+            KeyKind::Count { least: 1, most: 1_000 },
             "The number of consecutive failures that opens the breaker.",
         )
         .default("5")
         .example("10"),
         key(
             "late",
-            Kind::Percent,
+            KeyKind::Percent,
             "The percentage of late replies among the last 100 (at least 20) that opens the breaker.",
         )
         .default("50%")
         .example("30%"),
         key(
             "cooldown",
-            Kind::Duration { least: 1, most: 3_600 * SECOND },
+            KeyKind::Duration { least: 1, most: 3_600 * SECOND },
             "How long the breaker stays open before the store is tried again.",
         )
         .default("1s")
@@ -427,7 +432,7 @@ pub(super) static LOG: Section = Section {
     doc: "What the server logs besides warnings and errors. A change takes effect without a restart.",
     keys: &[key(
         "refusals",
-        Kind::Rate,
+        KeyKind::Rate,
         "Logs refused requests, at most at this rate, with limit, key, cost, retry, transport and route. The \
              number of further refusals is logged once a second. Without it, refusals are not logged.",
     )
@@ -438,10 +443,10 @@ pub(super) static LISTEN: Section = Section {
     path: "listen",
     doc: "An IP address with a port, or `off`. Port 0 picks a free port.",
     keys: &[
-        key("http", Kind::Listener, "The HTTP API.").example("127.0.0.1:8080"),
-        key("grpc", Kind::Listener, "The rate limit service for Envoy.").example("off"),
-        key("resp", Kind::Listener, "The Redis protocol.").example("127.0.0.1:6380"),
-        key("proxy", Kind::Listener, "The reverse proxy.").example("127.0.0.1:8000"),
+        key("http", KeyKind::Listener, "The HTTP API.").example("127.0.0.1:8080"),
+        key("grpc", KeyKind::Listener, "The rate limit service for Envoy.").example("off"),
+        key("resp", KeyKind::Listener, "The Redis protocol.").example("127.0.0.1:6380"),
+        key("proxy", KeyKind::Listener, "The reverse proxy.").example("127.0.0.1:8000"),
     ],
 };
 
@@ -451,14 +456,14 @@ pub(super) static HTTP: Section = Section {
     keys: &[
         key(
             "trusted_proxies",
-            Kind::List(&Kind::Network),
+            KeyKind::List(&KeyKind::Network),
             "Forwarded addresses and `trusted` facts are accepted only from these networks.",
         )
         .default("[]")
         .example("[10.0.0.0/8]"),
         key(
             "client_address",
-            Kind::ClientAddress,
+            KeyKind::ClientAddress,
             "The header that the middleware and forward-auth read the client address from: `x-forwarded-for`, \
              `forwarded`, or `header.NAME` with a single address.",
         )
@@ -475,20 +480,20 @@ pub(super) static HTTP: Section = Section {
         .example("decode"),
         key(
             "ipv6_prefix",
-            Kind::Count { least: 1, most: 128 },
+            KeyKind::Count { least: 1, most: 128 },
             "How many leading bits of an IPv6 address form the key.",
         )
             .default("64")
             .example("56"),
         key(
             "facts",
-            Kind::Map { names: Names::Fact, value: &Kind::Table(&HTTP_FACT) },
+            KeyKind::Map { names: Names::Fact, value: &KeyKind::Table(&HTTP_FACT) },
             "Facts in addition to those that every request has.",
         )
         .example("{ user: { from: header.x-user-id, trusted: true } }"),
         key(
             "routes",
-            Kind::List(&Kind::Route),
+            KeyKind::List(&KeyKind::Route),
             "Path patterns. The most specific one that matches becomes the fact `route`. `{name}` matches one \
              segment, `*` at the end matches the rest.",
         )
@@ -496,7 +501,7 @@ pub(super) static HTTP: Section = Section {
         .example("[\"/login\", \"/users/{id}\", \"/api/*\"]"),
         key(
             "hosts",
-            Kind::List(&Kind::HostName),
+            KeyKind::List(&KeyKind::HostName),
             "Host names of this server that `Host` may contain on a loopback listener in calls that need no token, \
              besides addresses and `localhost`. This protects against DNS rebinding by web pages.",
         )
@@ -511,7 +516,7 @@ pub(super) static HTTP_FACT: Section = Section {
     keys: &[
         key(
             "from",
-            Kind::Source,
+            KeyKind::Source,
             "`header.NAME`, `cookie.NAME`, `query.NAME`, `body.NAME` (a top-level field of a JSON or form body of at \
              most 64 KiB), `ip`, `method`, `host`, `path` or `route`.",
         )
@@ -519,29 +524,29 @@ pub(super) static HTTP_FACT: Section = Section {
         .required(),
         key(
             "strip",
-            Kind::Text,
+            KeyKind::Text,
             "A prefix that is removed from the value.",
         ).example("\"Bearer \""),
         key(
             "normalize",
-            Kind::List(&choice(&["lowercase", "trim", "nfkc"])),
+            KeyKind::List(&choice(&["lowercase", "trim", "nfkc"])),
             "How the value is normalised, in this order, from every source: HTTP, JSON, RESP, gRPC and the library.",
         )
             .default("[]")
             .example("[lowercase, trim]"),
         key(
             "hash",
-            Kind::Bool,
+            KeyKind::Bool,
             "Whether only a hash of the value is kept, for secrets. Raw values from every source are hashed.",
         ).default("false").example("true"),
         key(
             "trusted",
-            Kind::Bool,
+            KeyKind::Bool,
             "Whether the fact is accepted only from `trusted_proxies`.",
         ).default("false").example("true"),
         key(
             "many",
-            Kind::Bool,
+            KeyKind::Bool,
             "Whether a header may have several lines, which are joined by `, `. Otherwise a request with two lines \
              of the header is refused if a limit needs it.",
         ).default("false").example("true"),
@@ -562,12 +567,12 @@ pub(super) static LIMIT: Section = Section {
     keys: &[
         key(
             "name",
-            Kind::LimitName,
+            KeyKind::LimitName,
             "1 to 64 of `a-z 0-9 . _ -`, unique.",
         ).example("per-user").required(),
         key(
             "by",
-            Kind::OneOrList(&Kind::Fact),
+            KeyKind::OneOrList(&KeyKind::Fact),
             "The fact or facts that form the key: each value has its own count. Without it, all requests share one \
              count.",
         )
@@ -586,14 +591,14 @@ pub(super) static LIMIT: Section = Section {
         ).example("{ user: \"bot-*\" }"),
         key(
             "rate",
-            Kind::Rate,
+            KeyKind::Rate,
             "Count per period: `10/s`, `5/15m`, `unlimited`, or `0/s` to refuse all requests. The units of periods \
              are `ms s m min h hour d day w week`.",
         )
             .example("100/min"),
         key(
             "burst",
-            Kind::Count { least: 1, most: ANY },
+            KeyKind::Count { least: 1, most: ANY },
             "How many units a full bucket holds. Without it, the count of the rate.",
         ).example("20"),
         key(
@@ -605,37 +610,37 @@ pub(super) static LIMIT: Section = Section {
         .example("sliding-log"),
         key(
             "limit",
-            Kind::Count { least: 1, most: ANY },
+            KeyKind::Count { least: 1, most: ANY },
             "The number of slots, for `algorithm: concurrency`.",
         ).example("5"),
         key(
             "ttl",
-            Kind::Duration { least: 1, most: 366 * DAY },
+            KeyKind::Duration { least: 1, most: 366 * DAY },
             "The longest time that a slot is held, for `algorithm: concurrency`.",
         )
             .default("60s")
             .example("5m"),
-        key("tier", Kind::Fact, "The fact that picks the tier.").example("plan"),
+        key("tier", KeyKind::Fact, "The fact that picks the tier.").example("plan"),
         key(
             "tiers",
-            Kind::Map { names: Names::Tier, value: &Kind::Grant(&GRANT) },
+            KeyKind::Map { names: Names::Tier, value: &KeyKind::Grant(&GRANT) },
             "The grant of each tier, instead of `rate`, `burst` and `limit`.",
         )
             .example("{ free: 60/min, pro: { rate: 600/min, burst: 100 }, enterprise: unlimited }"),
         key(
             "default_tier",
-            Kind::Value,
+            KeyKind::Value,
             "The tier of requests without a tier or with an unknown one. Required with `tiers`.",
         ).example("free"),
         key(
             "overrides",
-            Kind::Map { names: Names::Value, value: &Kind::Grant(&GRANT) },
+            KeyKind::Map { names: Names::Value, value: &KeyKind::Grant(&GRANT) },
             "The grants of single values of the fact in `by`, whatever their tier.",
         )
             .example("{ acme-corp: { rate: 50000/min, burst: 5000 } }"),
         key(
             "allow",
-            Kind::List(&Kind::Value),
+            KeyKind::List(&KeyKind::Value),
             "Values of the fact in `by` that the limit never applies to; for `ip`, addresses and \
              networks.",
         )
@@ -651,12 +656,12 @@ pub(super) static LIMIT: Section = Section {
             .example("share"),
         key(
             "cost",
-            Kind::Fact,
+            KeyKind::Fact,
             "The fact whose number is charged instead of the cost of the request.",
         ).example("tokens"),
         key(
             "cost_missing",
-            Kind::CostMissing,
+            KeyKind::CostMissing,
             "What happens when the fact in `cost` is absent: `error` rejects the request (400 `invalid_cost`), with \
              `skip` the limit does not apply, and a number is charged instead; 0 charges nothing. Requires `cost`.",
         )
@@ -671,7 +676,7 @@ pub(super) static LIMIT: Section = Section {
             .example("shadow"),
         key(
             "stagger",
-            Kind::Bool,
+            KeyKind::Bool,
             "Shifts the windows of each key, so that they do not all begin at the same time, for `algorithm: \
              fixed-window`.",
         )
@@ -685,24 +690,24 @@ pub(super) static LIMIT: Section = Section {
             .example("deny"),
         key(
             "headers",
-            Kind::Bool,
+            KeyKind::Bool,
             "Whether rate-limit headers may show this limit.",
         ).default("true").example("false"),
         key(
             "deduct_when",
-            Kind::Table(&RESPONSE),
+            KeyKind::Table(&RESPONSE),
             "The charge is refunded unless the response matches (middleware and proxy).",
         )
             .example("{ status: [401, 403] }"),
         key(
             "refund_when",
-            Kind::Table(&RESPONSE),
+            KeyKind::Table(&RESPONSE),
             "The charge is refunded if the response matches (middleware and proxy).",
         )
             .example("{ status: [304, 5xx] }"),
         key(
             "partition",
-            Kind::Fact,
+            KeyKind::Fact,
             "The fact in `by` whose value decides which node of a cluster keeps the count: limits with the same \
              value are decided in one step.",
         ).example("user"),
@@ -717,7 +722,7 @@ pub(super) static LIMIT: Section = Section {
         .example("leased"),
         key(
             "wait_replicas",
-            Kind::Count { least: 0, most: 16 },
+            KeyKind::Count { least: 0, most: 16 },
             "How many replicas must confirm a charge. More than 0 is not supported yet.",
         )
             .default("0")
@@ -731,16 +736,16 @@ pub(super) static GRANT: Section = Section {
     doc: "The grant of a tier or an override: a rate (`60/min`, `unlimited`), or a table. It replaces `rate`, `burst` \
           and `limit` together.",
     keys: &[
-        key("rate", Kind::Rate, "Count per period.").example("600/min"),
+        key("rate", KeyKind::Rate, "Count per period.").example("600/min"),
         key(
             "burst",
-            Kind::Count { least: 1, most: ANY },
+            KeyKind::Count { least: 1, most: ANY },
             "How many units a full bucket holds. Without it, the count of the rate.",
         )
         .example("100"),
         key(
             "limit",
-            Kind::Count { least: 1, most: ANY },
+            KeyKind::Count { least: 1, most: ANY },
             "The number of slots, for `algorithm: concurrency`.",
         )
         .example("10"),
@@ -751,81 +756,226 @@ pub(super) static RESPONSE: Section = Section {
     path: "deduct_when",
     doc: "A condition on the response. `leaky-bucket` and `concurrency` limits do not support `deduct_when` and \
           `refund_when`.",
-    keys: &[key("status", Kind::OneOrList(&Kind::Status), "Statuses (`401`) and classes of them (`5xx`).")
-        .example("[401, 5xx]")
-        .required()],
+    keys: &[key(
+        "status",
+        KeyKind::OneOrList(&KeyKind::Status),
+        "Statuses (`401`) and classes of them (`5xx`).",
+    )
+    .example("[401, 5xx]")
+    .required()],
 };
 
 pub(super) static PROXY: Section = Section {
     path: "proxy",
-    doc: "The reverse proxy. Not supported yet: the section is checked and rejected.",
+    doc: "The reverse proxy, `tollkeeper proxy URL`. Other commands ignore this section.",
     keys: &[
         key(
+            "upstream_protocol",
+            choice(&["auto", "http1", "http2"]),
+            "The protocol of the upstream. `auto` is HTTP/1.1, or what TLS negotiates for an `https://` URL.",
+        )
+        .default("auto")
+        .example("http2"),
+        key(
+            "host_header",
+            choice(&["preserve", "upstream"]),
+            "The `Host` that the upstream receives: the one of the client, or the one of the URL.",
+        )
+        .default("preserve")
+        .example("upstream"),
+        key(
             "connect_timeout",
-            Kind::Duration { least: 1, most: DAY },
+            KeyKind::Duration { least: 1, most: DAY },
             "How long connecting to the upstream may take.",
         )
         .default("2s")
         .example("1s"),
-        key("timeout", Kind::Duration { least: 1, most: DAY }, "How long the upstream may take to answer.")
-            .default("60s")
-            .example("30s"),
+        key(
+            "timeout",
+            KeyKind::Duration { least: 1, most: DAY },
+            "How long the upstream may take to send the head of its response, and how long a leaky bucket may delay a \
+             request.",
+        )
+        .default("60s")
+        .example("30s"),
+        key(
+            "body_idle_timeout",
+            KeyKind::Duration { least: 1, most: DAY },
+            "How long a request or response body may make no progress.",
+        )
+        .default("60s")
+        .example("10s"),
+        key(
+            "stream_idle_timeout",
+            KeyKind::Duration { least: 1, most: DAY },
+            "The same for `text/event-stream` responses and upgraded connections.",
+        )
+        .default("10m")
+        .example("1h"),
+        key(
+            "idle_timeout",
+            KeyKind::Duration { least: 1, most: DAY },
+            "How long a connection of a client or to the upstream may be without a request.",
+        )
+        .default("60s")
+        .example("75s"),
+        key(
+            "header_timeout",
+            KeyKind::Duration { least: 1, most: DAY },
+            "How long a client may take to send the head of a request, from its first byte.",
+        )
+        .default("10s")
+        .example("5s"),
+        key(
+            "max_headers",
+            KeyKind::Size { least: 8 << 10, most: 1 << 20 },
+            "The largest head of a request or response.",
+        )
+        .default("64KiB")
+        .example("16KiB"),
         key(
             "max_connections",
-            Kind::Count { least: 1, most: 1_000_000 },
-            "The most connections to the upstream.",
+            KeyKind::Count { least: 1, most: 1_000_000 },
+            "The most connections of clients. Further ones are closed at once.",
         )
         .default("512")
-        .example("64"),
+        .example("10000"),
+        key(
+            "retries",
+            KeyKind::Count { least: 0, most: 1 },
+            "How often a request is sent again if it certainly did not reach the upstream.",
+        )
+        .default("1")
+        .example("0"),
+        key("health", KeyKind::Table(&PROXY_HEALTH), "When an address of the upstream is not used for a while."),
         key(
             "accept_proxy_protocol",
-            Kind::Bool,
-            "Whether clients connect through a load balancer that uses the PROXY protocol.",
+            KeyKind::Bool,
+            "Whether clients connect through load balancers in `http.trusted_proxies` that use the PROXY protocol, \
+             version 1 or 2. All other connections are then closed.",
         )
         .default("false")
         .example("true"),
         key(
+            "trust_request_id",
+            KeyKind::Bool,
+            "Whether the `X-Request-Id` of any client is kept, not only that of trusted proxies.",
+        )
+        .default("false")
+        .example("true"),
+        key(
+            "reuse_port",
+            KeyKind::Bool,
+            "Whether a second process may listen on the same address (`SO_REUSEPORT`), for restarts without loss.",
+        )
+        .default("false")
+        .example("true"),
+        key("access_log", KeyKind::Table(&PROXY_ACCESS_LOG), "What the access log of `--access-log` contains."),
+        key(
             "concurrency",
-            Kind::Table(&PROXY_CONCURRENCY),
+            KeyKind::Table(&PROXY_CONCURRENCY),
             "How many requests the upstream receives at the same time.",
         ),
         key(
             "single_flight",
-            Kind::List(&Kind::Table(&SINGLE_FLIGHT)),
-            "Identical requests share one response.",
+            KeyKind::List(&KeyKind::Table(&SINGLE_FLIGHT)),
+            "Identical requests at the same time share one response.",
         )
         .example("[{ when: { route: /api/search }, by: [host, path, query] }]"),
     ],
 };
 
+pub(super) static PROXY_HEALTH: Section = Section {
+    path: "proxy.health",
+    doc: "An address that fails repeatedly is not used for a while, unless it is the only one. At most half of the \
+          addresses are left out at the same time.",
+    keys: &[
+        key(
+            "failures",
+            KeyKind::Count { least: 1, most: 1_000_000 },
+            "Consecutive failures: connections that fail, and responses 502 and 504 of the proxy itself.",
+        )
+        .default("5")
+        .example("3"),
+        key(
+            "eject",
+            KeyKind::Duration { least: 1, most: DAY },
+            "How long the address is not used, give or take 15 %.",
+        )
+        .default("10s")
+        .example("30s"),
+    ],
+};
+
+pub(super) static PROXY_ACCESS_LOG: Section = Section {
+    path: "proxy.access_log",
+    doc: "What the access log of `--access-log` contains.",
+    keys: &[key("query", KeyKind::Bool, "Whether paths are logged with their query.")
+        .default("false")
+        .example("true")],
+};
+
 pub(super) static PROXY_CONCURRENCY: Section = Section {
     path: "proxy.concurrency",
-    doc: "How many requests the upstream receives at the same time.",
+    doc: "How many requests the upstream receives at the same time. Further requests wait or get a 503, and are not \
+          charged.",
     keys: &[
-        key("max", Kind::Count { least: 1, most: 1_000_000 }, "The most concurrent requests.")
+        key("max", KeyKind::Count { least: 1, most: 1_000_000 }, "The most concurrent requests.")
             .default("512")
             .example("256"),
-        key("adaptive", Kind::Bool, "Whether the number adapts to the response time of the upstream.")
+        key("adaptive", KeyKind::Bool, "Whether the number adapts to the response time of the upstream.")
             .default("false")
             .example("true"),
         key(
             "min",
-            Kind::Count { least: 1, most: 1_000_000 },
+            KeyKind::Count { least: 1, most: 1_000_000 },
             "The fewest concurrent requests when `adaptive`.",
         )
-        .example("8"),
-        key("priority", Kind::Fact, "The fact whose number sets the priority of a request.")
-            .example("priority"),
+        .default("8")
+        .example("4"),
+        key(
+            "count",
+            choice(&["response", "head"]),
+            "Whether a request counts until its response has ended, or until the head of the response has arrived.",
+        )
+        .default("response")
+        .example("head"),
+        key("priority", KeyKind::Fact, "The fact whose value is the priority of a request.").example("priority"),
+        key(
+            "priorities",
+            KeyKind::Map { names: Names::Value, value: &KeyKind::Percent },
+            "The part of the limit that requests of each priority may use. Other values of the fact are `normal`.",
+        )
+        .default("{ high: 100%, normal: 90%, low: 70% }")
+        .example("{ paid: 100%, normal: 80% }"),
+        key(
+            "queue",
+            KeyKind::Count { least: 0, most: 1_000_000 },
+            "The most requests that wait for their turn.",
+        )
+        .default("0")
+        .example("100"),
+        key(
+            "queue_wait",
+            KeyKind::Duration { least: 1, most: DAY },
+            "How long a request may wait for its turn.",
+        )
+        .default("100ms")
+        .example("1s"),
     ],
 };
 
 pub(super) static SINGLE_FLIGHT: Section = Section {
     path: "proxy.single_flight",
-    doc: "Identical requests share one response.",
+    doc: "Identical `GET` and `HEAD` requests at the same time share one response.",
     keys: &[
         key("when", CONDITION, "The requests that are combined.").example("{ route: /api/search }"),
-        key("by", Kind::OneOrList(&Kind::Fact), "The facts that must be equal.")
-            .example("[host, path, query]"),
+        key("by", KeyKind::OneOrList(&KeyKind::Fact), "The facts that must be equal.")
+            .example("[host, path, query]")
+            .required(),
+        key("unsafe", KeyKind::Bool, "Whether `by` may lack `host`, `path` or `query`.")
+            .default("false")
+            .example("true"),
     ],
 };
 
@@ -835,7 +985,7 @@ pub(super) static ADMIN: Section = Section {
           refused. Use 32 random bytes as a token: `openssl rand -hex 32`.",
     keys: &[key(
         "token_sha256",
-        Kind::Sha256,
+        KeyKind::Sha256,
         "The SHA-256 of the admin token, as 64 hex digits: `printf %s TOKEN | sha256sum`.",
     )
     .example("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")
@@ -848,7 +998,7 @@ pub(super) static AUTH: Section = Section {
           that can connect may ask.",
     keys: &[key(
         "token_sha256",
-        Kind::List(&Kind::Sha256),
+        KeyKind::List(&KeyKind::Sha256),
         "The SHA-256 of each token, as 64 hex digits. List the old and the new token while clients change over.",
     )
     .example("[9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08]")
@@ -860,11 +1010,11 @@ pub(super) static TLS: Section = Section {
     doc: "TLS for all listeners. Certificates are reloaded when the config is reloaded or when their files change. \
           Turning TLS on or off requires a restart.",
     keys: &[
-        key("cert", Kind::Path, "The certificate chain, in PEM.").example("server.pem").required(),
-        key("key", Kind::Path, "The private key of `cert`, in PEM.").example("server.key").required(),
+        key("cert", KeyKind::Path, "The certificate chain, in PEM.").example("server.pem").required(),
+        key("key", KeyKind::Path, "The private key of `cert`, in PEM.").example("server.key").required(),
         key(
             "client_ca",
-            Kind::Path,
+            KeyKind::Path,
             "The CA certificates that client certificates are verified against. Without it, clients need none.",
         )
         .example("clients.pem"),
@@ -874,9 +1024,13 @@ pub(super) static TLS: Section = Section {
 pub(super) static VALIDATE: Section = Section {
     path: "validate",
     doc: "Warnings that `validate` and the log of the server do not show.",
-    keys: &[key("ignore", Kind::List(&Kind::Warning), "The codes of the [warnings](#warnings) to silence.")
-        .default("[]")
-        .example("[W001]")],
+    keys: &[key(
+        "ignore",
+        KeyKind::List(&KeyKind::Warning),
+        "The codes of the [warnings](#warnings) to silence.",
+    )
+    .default("[]")
+    .example("[W001]")],
 };
 
 #[cfg(test)]
@@ -893,7 +1047,7 @@ mod tests {
                     key.doc.starts_with(|char: char| char.is_uppercase() || char == '`' || char == '1')
                         && key.doc.ends_with('.');
                 assert!(sentence, "{}.{}: {}", section.path, key.name, key.doc);
-                let nested = matches!(key.kind, Kind::Table(_) | Kind::List(Kind::Table(_)));
+                let nested = matches!(key.kind, KeyKind::Table(_) | KeyKind::List(KeyKind::Table(_)));
                 assert!(nested || !key.example.is_empty(), "{}.{} has no example", section.path, key.name);
             }
         }
@@ -903,7 +1057,7 @@ mod tests {
     #[test]
     fn every_example_and_default_is_valid() {
         for section in [&ROOT, &MEMORY, &REDIS, &LISTEN, &HTTP, &GRPC, &ADMIN, &AUTH, &VALIDATE] {
-            for key in section.keys.iter().filter(|key| key.support == Support::Ready) {
+            for key in section.keys {
                 for value in [key.example, key.default].into_iter().filter(|value| !value.is_empty()) {
                     let inner = format!("{{ {}: {value} }}", key.name);
                     let mut text = section

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tollkeeper_core::{Algorithm, Consistency, CostMissing, Missing, Mode, OnStoreFailure};
 
-use super::document::{Entry, Node, Value};
+use super::document::{MapEntry, Node, Value};
 use super::effective_limit::{ResponseCondition, StatusPattern};
 use super::excerpt::quoted;
 use super::fields::{Fields, Located, RawRate, Scope};
@@ -208,7 +208,7 @@ fn grants(
     problems: &RefCell<Problems>,
 ) -> Option<Grants> {
     let position = fields.key_position(key)?;
-    let grant = |entry: &Entry| {
+    let grant = |entry: &MapEntry| {
         let scope = Scope::of(format!("{subject}{what} {}: ", quoted(&entry.key)));
         let name = Located { value: entry.key.clone(), position: entry.position, unexpanded: None };
         (name, grant_of(&entry.node, &key_table::GRANT, scope, problems))

@@ -39,6 +39,7 @@ mod limit;
 mod listen;
 mod origin;
 mod policy_tests;
+mod proxy;
 mod raw;
 #[cfg(test)]
 mod reference;
@@ -74,6 +75,10 @@ pub use follow::{Follow, Reload};
 pub use listen::{InvalidListener, Listen, Listener};
 pub use policy_tests::{
     Expect, Placed, PolicyTest, RowInput, TestFile, TestPolicy, TestRequest, TestRow, TestVerb,
+};
+pub use proxy::{
+    AccessLogSettings, ConcurrencySettings, CountedUntil, HealthSettings, HostHeader, ProxySettings,
+    SingleFlightSettings, UpstreamProtocol,
 };
 pub use report::{Diagnostic, Report, Severity};
 pub use schema::schema;
@@ -116,6 +121,8 @@ pub struct Config {
     pub headers: Vec<HeaderDialect>,
     /// The most by which `Retry-After` is lengthened at random.
     pub retry_after_jitter: Percent,
+    /// Settings of the reverse proxy.
+    pub proxy: ProxySettings,
     /// What the server logs besides warnings and errors.
     pub log: LogSettings,
     /// The token for admin calls; without it, they are refused.
@@ -263,6 +270,7 @@ impl Config {
             grpc: file.grpc,
             headers: file.headers,
             retry_after_jitter: file.retry_after_jitter,
+            proxy: file.proxy,
             log: file.log,
             admin: file.admin,
             auth: file.auth,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tollkeeper_core::Span;
 
-use super::document::{Entry, Node, Value};
+use super::document::{MapEntry, Node, Value};
 use super::excerpt::{self, quoted};
 use super::fields::{Fields, Located, Scope};
 use super::report::{Position, Problems};
@@ -215,8 +215,8 @@ impl Reader<'_> {
 
     /// A config of the limits in the test file.
     fn inline(&self, document: &Node) -> Option<Config> {
-        let is_limits = |entry: &&Entry| entry.key == "limits";
-        let limits: Vec<Entry> = document.entries().iter().filter(is_limits).cloned().collect();
+        let is_limits = |entry: &&MapEntry| entry.key == "limits";
+        let limits: Vec<MapEntry> = document.entries().iter().filter(is_limits).cloned().collect();
         let document = Node { position: document.position, value: Value::Table(limits) };
         Config::resolve(raw::read(&document, self.problems)?, self.problems)
     }

@@ -16,6 +16,7 @@ use super::key_table;
 use super::limit::{self, RawLimit};
 use super::listen::{Listen, Listener};
 use super::origin::NamedFile;
+use super::proxy::{self, ProxySettings};
 use super::report::{Position, Problems};
 use super::settings::{
     BreakerSettings, GrpcSettings, KeyFormat, LogSettings, MemorySettings, RedisSettings, TlsSettings,
@@ -51,8 +52,7 @@ pub(super) struct RawConfig {
     pub(super) ignored: Vec<Warning>,
     /// The files that the config names and `tollkeeper serve` reads.
     pub(super) files: Vec<NamedFile>,
-    /// The position of `listen.proxy`, if it is an address but there is no `proxy` section.
-    pub(super) no_proxy: Option<Position>,
+    pub(super) proxy: ProxySettings,
     pub(super) limits: Vec<RawLimit>,
     /// The position of the key `limits`, or of the file as a whole.
     pub(super) limits_position: Position,
@@ -69,13 +69,9 @@ pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<RawC
         );
     }
     let (http, fact_positions) = read_http(&fields.table("http"), problems);
-    check_not_yet(&fields, problems);
     let mut files = Vec::new();
-    let listen_fields = fields.table("listen");
-    let listen = read_listen(&listen_fields);
-    let no_proxy = listen_fields
-        .key_position("proxy")
-        .filter(|_| matches!(listen.proxy, Some(Listener::At(_))) && !fields.has("proxy"));
+    let listen = read_listen(&fields.table("listen"));
+    let proxy = proxy::read(&fields.table("proxy"), &http, problems);
     let ignored = fields.table("validate").parse_list("ignore", Warning::parse);
     Some(RawConfig {
         store: defaulted(fields.parse("store", |text| {
@@ -85,7 +81,6 @@ pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<RawC
         redis: read_redis(&fields.table("redis"), &mut files),
         on_store_failure: limit::on_store_failure(defaulted(fields.choice("on_store_failure")).value),
         listen,
-        no_proxy,
         share: defaulted(fields.share("share")).value,
         http,
         fact_positions,
@@ -96,6 +91,7 @@ pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<RawC
         admin: read_admin(&fields),
         auth: read_auth(&fields),
         tls: read_tls(&fields, &mut files),
+        proxy,
         ignored: ignored.into_iter().map(|located| located.value).collect(),
         files,
         limits: read_limits(&fields, problems),
@@ -104,7 +100,7 @@ pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<RawC
 }
 
 /// The value of a key that has a default.
-fn defaulted<T>(located: Option<Located<T>>) -> Located<T> {
+pub(super) fn defaulted<T>(located: Option<Located<T>>) -> Located<T> {
     located.expect("the key table has a valid default")
 }
 
@@ -114,7 +110,7 @@ fn without_help(message: String) -> InvalidValue {
 }
 
 /// A number within the bounds of the key table.
-fn number<T: TryFrom<u64>>(fields: &Fields<'_>, key: &str, most: T) -> T {
+pub(super) fn number<T: TryFrom<u64>>(fields: &Fields<'_>, key: &str, most: T) -> T {
     T::try_from(defaulted(fields.count(key)).value).unwrap_or(most)
 }
 
@@ -400,33 +396,10 @@ fn read_tls(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> Option<TlsSettin
     })
 }
 
-/// Sections of features that do not exist yet are rejected. Their values are checked nevertheless, so that a file
-/// written today will be valid later.
-fn check_not_yet(fields: &Fields<'_>, problems: &RefCell<Problems>) {
-    let proxy = fields.table("proxy");
-    proxy.duration("connect_timeout");
-    proxy.duration("timeout");
-    proxy.count("max_connections");
-    proxy.bool("accept_proxy_protocol");
-    let concurrency = proxy.table("concurrency");
-    concurrency.count("max");
-    concurrency.bool("adaptive");
-    concurrency.count("min");
-    concurrency.parse("priority", fact);
-    for node in proxy.nodes("single_flight") {
-        let Some(flight) =
-            Fields::open(node, &key_table::SINGLE_FLIGHT, Scope::of("`proxy.single_flight`: "), problems)
-        else {
-            continue;
-        };
-        flight.condition("when");
-        flight.parse_list("by", fact);
-    }
-}
-
-fn fact(text: &str) -> Result<(), InvalidValue> {
+/// The name of a fact.
+pub(super) fn fact_name(text: &str) -> Result<String, InvalidValue> {
     match tollkeeper_core::facts::is_name(text) {
-        true => Ok(()),
+        true => Ok(text.to_owned()),
         false => Err(InvalidValue::new(
             format!("{} is not the name of a fact", quoted(text)),
             "1 to 64 of `A-Z a-z 0-9 . _ : / -`",

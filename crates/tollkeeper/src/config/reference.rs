@@ -5,7 +5,8 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::key_table::{self, Key, Kind, Names, Support};
+use super::key_table::{self, Key, KeyKind, Names};
+use super::units;
 use super::warning::Warning;
 
 #[test]
@@ -127,52 +128,52 @@ fn row(key: &Key) -> String {
         ("", _) => String::new(),
         (default, _) => format!("`{default}`"),
     };
-    let not_yet = if key.support == Support::NotYet { " **Not yet.**" } else { "" };
     let doc = key.doc.replace('|', "\\|");
     let example = if key.example.is_empty() { String::new() } else { format!("`{}`", key.example) };
-    format!("| `{}` | {} | {default} | {example} | {doc}{not_yet} |\n", key.name, kind(&key.kind))
+    format!("| `{}` | {} | {default} | {example} | {doc} |\n", key.name, kind(&key.kind))
 }
 
 /// The kind of a value, in words.
-fn kind(kind: &Kind) -> String {
+fn kind(kind: &KeyKind) -> String {
     match kind {
-        Kind::Store => "URL".to_owned(),
-        Kind::Path => "path".to_owned(),
-        Kind::Listener => "address with a port, or `off`".to_owned(),
-        Kind::Count { least, most: u64::MAX } => format!("whole number from {least}"),
-        Kind::Count { least, most } => format!("whole number, {least} to {most}"),
-        Kind::Bool => "`true` or `false`".to_owned(),
-        Kind::Duration { least, most } => {
+        KeyKind::Store => "URL".to_owned(),
+        KeyKind::Path => "path".to_owned(),
+        KeyKind::Listener => "address with a port, or `off`".to_owned(),
+        KeyKind::Count { least, most: u64::MAX } => format!("whole number from {least}"),
+        KeyKind::Count { least, most } => format!("whole number, {least} to {most}"),
+        KeyKind::Bool => "`true` or `false`".to_owned(),
+        KeyKind::Duration { least, most } => {
             let shown = tollkeeper_core::Span::from_millis;
             format!("duration, {} to {}", shown(*least), shown(*most))
         }
-        Kind::Percent => "percentage".to_owned(),
-        Kind::Share => "`a/b`".to_owned(),
-        Kind::Rate => "rate".to_owned(),
-        Kind::Choice { words, not_yet } => {
+        KeyKind::Size { least, most } => format!("size, {} to {}", units::Size(*least), units::Size(*most)),
+        KeyKind::Percent => "percentage".to_owned(),
+        KeyKind::Share => "`a/b`".to_owned(),
+        KeyKind::Rate => "rate".to_owned(),
+        KeyKind::Choice { words, not_yet } => {
             let word = |word: &&str| {
                 if not_yet.contains(word) { format!("`{word}` (not yet)") } else { format!("`{word}`") }
             };
             words.iter().map(word).collect::<Vec<_>>().join(", ")
         }
-        Kind::LimitName => "name".to_owned(),
-        Kind::Fact => "fact".to_owned(),
-        Kind::Value | Kind::Text => "string".to_owned(),
-        Kind::Prefix => "string".to_owned(),
-        Kind::Network => "address or network".to_owned(),
-        Kind::Route => "path pattern".to_owned(),
-        Kind::HostName => "host name".to_owned(),
-        Kind::ClientAddress => "header".to_owned(),
-        Kind::Source => "part of the request".to_owned(),
-        Kind::Status => "status or class".to_owned(),
-        Kind::Sha256 => "64 hex digits".to_owned(),
-        Kind::CostMissing => "`error`, `skip` or a whole number".to_owned(),
-        Kind::Warning => "code".to_owned(),
-        Kind::List(inner) => format!("list of: {}", self::kind(inner)),
-        Kind::OneOrList(inner) => format!("{}, or a list", self::kind(inner)),
-        Kind::Table(_) => "table (below)".to_owned(),
-        Kind::Grant(_) => "rate, or a table".to_owned(),
-        Kind::Map { names, value } => {
+        KeyKind::LimitName => "name".to_owned(),
+        KeyKind::Fact => "fact".to_owned(),
+        KeyKind::Value | KeyKind::Text => "string".to_owned(),
+        KeyKind::Prefix => "string".to_owned(),
+        KeyKind::Network => "address or network".to_owned(),
+        KeyKind::Route => "path pattern".to_owned(),
+        KeyKind::HostName => "host name".to_owned(),
+        KeyKind::ClientAddress => "header".to_owned(),
+        KeyKind::Source => "part of the request".to_owned(),
+        KeyKind::Status => "status or class".to_owned(),
+        KeyKind::Sha256 => "64 hex digits".to_owned(),
+        KeyKind::CostMissing => "`error`, `skip` or a whole number".to_owned(),
+        KeyKind::Warning => "code".to_owned(),
+        KeyKind::List(inner) => format!("list of: {}", self::kind(inner)),
+        KeyKind::OneOrList(inner) => format!("{}, or a list", self::kind(inner)),
+        KeyKind::Table(_) => "table (below)".to_owned(),
+        KeyKind::Grant(_) => "rate, or a table".to_owned(),
+        KeyKind::Map { names, value } => {
             let names = match names {
                 Names::Fact => "fact",
                 Names::Tier => "tier",

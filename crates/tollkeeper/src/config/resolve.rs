@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use tollkeeper_core::policy::{InvalidLimit, Part, Problem};
+use tollkeeper_core::policy::{InvalidLimit, LimitProblem, Part};
 use tollkeeper_core::{Algorithm, Allowance, InvalidQuota, Limit, OnStoreFailure, Policy, Quota, Span};
 
 use crate::http::HttpFact;
@@ -264,7 +264,7 @@ fn allowance(grant: &RawGrant, share: Share) -> Allowance {
 fn report(raw: &RawLimit, invalid: InvalidLimit, problems: &mut Problems) {
     let InvalidLimit { part, problem, .. } = invalid;
     let about = match &part {
-        _ if matches!(problem, Problem::NeedsOneFact | Problem::Address(_)) => String::new(),
+        _ if matches!(problem, LimitProblem::NeedsOneFact | LimitProblem::Address(_)) => String::new(),
         Part::Tier(name) => format!("tier {}: ", quoted(name)),
         Part::Override(value) => format!("override {}: ", quoted(value)),
         _ => String::new(),
@@ -281,14 +281,14 @@ fn report(raw: &RawLimit, invalid: InvalidLimit, problems: &mut Problems) {
 }
 
 /// A suggestion, where the file has more information than the core.
-fn help(raw: &RawLimit, problem: &Problem) -> String {
+fn help(raw: &RawLimit, problem: &LimitProblem) -> String {
     let names = || raw.tiers.iter().flat_map(|tiers| &tiers.list).map(|(name, _)| name.value.as_str());
     match problem {
-        Problem::UnknownTier(name) => match nearest(name, names()) {
+        LimitProblem::UnknownTier(name) => match nearest(name, names()) {
             Some(near) => format!("did you mean {}?", quoted(near)),
             None => format!("there are {}", names().take(10).map(quoted).collect::<Vec<_>>().join(", ")),
         },
-        Problem::Name => {
+        LimitProblem::Name => {
             let name = raw.name.as_ref().map_or("", |name| &name.value).to_lowercase();
             let words =
                 name.split(|char: char| !(char.is_ascii_alphanumeric() || matches!(char, '.' | '_' | '-')));
@@ -301,7 +301,7 @@ fn help(raw: &RawLimit, problem: &Problem) -> String {
 }
 
 /// The position of the value that the core rejects, and its unexpanded text if the value must not be shown.
-fn locate(raw: &RawLimit, part: &Part, problem: &Problem) -> (Position, Option<String>) {
+fn locate(raw: &RawLimit, part: &Part, problem: &LimitProblem) -> (Position, Option<String>) {
     fn at<T>(located: &Located<T>) -> (Position, Option<String>) {
         (located.position, located.unexpanded.clone())
     }
@@ -310,14 +310,14 @@ fn locate(raw: &RawLimit, part: &Part, problem: &Problem) -> (Position, Option<S
         list.iter().rev().find(|located| located.value == name).map(at)
     };
     let fact = |conditions: &[Located<(String, Vec<String>)>]| match problem {
-        Problem::FactName(name) => conditions.iter().find(|located| located.value.0 == *name).map(at),
+        LimitProblem::FactName(name) => conditions.iter().find(|located| located.value.0 == *name).map(at),
         _ => None,
     };
     let inside = |grants: &Option<Grants>, name: &str| {
         let grants = grants.as_ref()?;
         let (known, grant) = grants.list.iter().find(|(known, _)| known.value == name)?;
         match problem {
-            Problem::Address(_) | Problem::Twice(_) => Some(at(known)),
+            LimitProblem::Address(_) | LimitProblem::Twice(_) => Some(at(known)),
             _ => Some(of_grant(grant, problem).unwrap_or((grant.position, None))),
         }
     };
@@ -325,8 +325,8 @@ fn locate(raw: &RawLimit, part: &Part, problem: &Problem) -> (Position, Option<S
     let found = match (part, problem) {
         (Part::Name, _) => raw.name.as_ref().map(at),
         (Part::Rate, _) => of_grant(&raw.grant, problem),
-        (Part::By, Problem::FactName(name) | Problem::DuplicateFact(name)) => named(&raw.by, name),
-        (Part::Allow, Problem::Network(text)) => named(&raw.allow, text),
+        (Part::By, LimitProblem::FactName(name) | LimitProblem::DuplicateFact(name)) => named(&raw.by, name),
+        (Part::Allow, LimitProblem::Network(text)) => named(&raw.allow, text),
         (Part::By, _) => raw.by.first().map(at),
         (Part::Allow, _) => raw.allow.first().map(|located| (located.position, None)),
         (Part::When, _) => fact(&raw.when),
@@ -334,7 +334,7 @@ fn locate(raw: &RawLimit, part: &Part, problem: &Problem) -> (Position, Option<S
         (Part::TierFact, _) => raw.tier.as_ref().map(at).or_else(|| key(&raw.tiers)),
         (Part::Tier(name), _) => inside(&raw.tiers, name),
         (Part::DefaultTier, _) => raw.default_tier.as_ref().map(at).or_else(|| key(&raw.tiers)),
-        (Part::Override(_), Problem::NeedsOneFact) => key(&raw.overrides),
+        (Part::Override(_), LimitProblem::NeedsOneFact) => key(&raw.overrides),
         (Part::Override(value), _) => inside(&raw.overrides, value),
         (Part::Cost, _) => raw.cost.as_ref().map(at),
         (Part::CostMissing, _) => raw.cost_missing.as_ref().map(at),
@@ -350,7 +350,7 @@ fn locate(raw: &RawLimit, part: &Part, problem: &Problem) -> (Position, Option<S
 }
 
 /// The position of the number in a grant that a problem is about, and its unexpanded text.
-fn of_grant(grant: &RawGrant, problem: &Problem) -> Option<(Position, Option<String>)> {
+fn of_grant(grant: &RawGrant, problem: &LimitProblem) -> Option<(Position, Option<String>)> {
     let unexpanded = |rate: &Option<Located<RawRate>>, burst: &Option<Located<u64>>| {
         rate.as_ref()
             .and_then(|located| located.unexpanded.clone())
@@ -358,7 +358,9 @@ fn of_grant(grant: &RawGrant, problem: &Problem) -> Option<(Position, Option<Str
     };
     let about_burst = matches!(
         problem,
-        Problem::Quota(InvalidQuota::ZeroBurst | InvalidQuota::BurstWithout(_) | InvalidQuota::Fill { .. })
+        LimitProblem::Quota(
+            InvalidQuota::ZeroBurst | InvalidQuota::BurstWithout(_) | InvalidQuota::Fill { .. }
+        )
     );
     let burst = grant.burst.as_ref().filter(|_| about_burst).map(|located| located.position);
     let position = burst

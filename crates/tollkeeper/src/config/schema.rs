@@ -7,7 +7,7 @@
 use serde_json::{Map, Value, json};
 use tollkeeper_core::toll::MAX_COST;
 
-use super::key_table::{self, Key, Kind, Names, Section, Support};
+use super::key_table::{self, Key, KeyKind, Names, Section};
 use super::warning::Warning;
 
 /// The schema as JSON text, in draft 2020-12.
@@ -43,49 +43,41 @@ fn table(section: &'static Section) -> Map<String, Value> {
 }
 
 fn property(key: &'static Key) -> Value {
-    let mut property = match key.support {
-        Support::Ready => value(&key.kind),
-        Support::NotYet => json!({ "not": {} }),
-    };
+    let mut property = value(&key.kind);
     let Value::Object(fields) = &mut property else { unreachable!("every kind is an object") };
-    let doc = match key.support {
-        Support::Ready => key.doc.to_owned(),
-        Support::NotYet => format!("{} Not supported yet.", key.doc),
-    };
-    fields.insert("description".to_owned(), json!(doc));
+    fields.insert("description".to_owned(), json!(key.doc));
     if let Some(default) = yaml_as_json(key.default) {
         fields.insert("default".to_owned(), default);
     }
-    if let Some(example) = yaml_as_json(key.example).filter(|_| key.support == Support::Ready) {
+    if let Some(example) = yaml_as_json(key.example) {
         fields.insert("examples".to_owned(), json!([example]));
     }
     property
 }
 
 /// The schema of a kind of value.
-fn value(kind: &'static Kind) -> Value {
+fn value(kind: &'static KeyKind) -> Value {
     let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
     const UNIT: &str = "(ms|s|m|min|h|hour|d|day|w|week)";
     let own = match kind {
-        Kind::List(inner) => {
-            let unique = matches!(inner, Kind::Choice { .. });
+        KeyKind::List(inner) => {
+            let unique = matches!(inner, KeyKind::Choice { .. });
             let mut list = json!({ "type": "array", "items": value(inner), "uniqueItems": unique });
-            if matches!(inner, Kind::Sha256) {
+            if matches!(inner, KeyKind::Sha256) {
                 list["minItems"] = json!(1);
             }
             return list;
         }
-        Kind::OneOrList(inner) => {
-            let list =
-                json!({ "type": "array", "items": value(inner), "uniqueItems": matches!(inner, Kind::Fact) });
+        KeyKind::OneOrList(inner) => {
+            let list = json!({ "type": "array", "items": value(inner), "uniqueItems": matches!(inner, KeyKind::Fact) });
             return json!({ "anyOf": [value(inner), list] });
         }
-        Kind::Table(section) if std::ptr::eq(*section, &key_table::LIMIT) => {
+        KeyKind::Table(section) if std::ptr::eq(*section, &key_table::LIMIT) => {
             return json!({ "$ref": "#/$defs/limit" });
         }
-        Kind::Table(section) => return Value::Object(table(section)),
-        Kind::Grant(section) => return json!({ "anyOf": [value(&Kind::Rate), table(section)] }),
-        Kind::Map { names: which, value: inner } => {
+        KeyKind::Table(section) => return Value::Object(table(section)),
+        KeyKind::Grant(section) => return json!({ "anyOf": [value(&KeyKind::Rate), table(section)] }),
+        KeyKind::Map { names: which, value: inner } => {
             let names = match which {
                 Names::Fact => text(FACT),
                 Names::Tier | Names::Value => json!({ "type": "string" }),
@@ -99,38 +91,41 @@ fn value(kind: &'static Kind) -> Value {
             let least = u8::from(*which == Names::Tier);
             return json!({ "type": "object", "propertyNames": names, "additionalProperties": inner, "minProperties": least });
         }
-        Kind::Count { least, most: u64::MAX } => json!({ "type": "integer", "minimum": least }),
-        Kind::Count { least, most } => json!({ "type": "integer", "minimum": least, "maximum": most }),
-        Kind::Bool => json!({ "type": "boolean" }),
-        Kind::Value => json!({ "type": ["string", "number", "boolean"] }),
-        Kind::Text => json!({ "type": "string" }),
-        Kind::Path => json!({ "type": "string", "minLength": 1 }),
-        Kind::Choice { words, not_yet } => {
+        KeyKind::Count { least, most: u64::MAX } => json!({ "type": "integer", "minimum": least }),
+        KeyKind::Count { least, most } => json!({ "type": "integer", "minimum": least, "maximum": most }),
+        KeyKind::Bool => json!({ "type": "boolean" }),
+        KeyKind::Value => json!({ "type": ["string", "number", "boolean"] }),
+        KeyKind::Text => json!({ "type": "string" }),
+        KeyKind::Path => json!({ "type": "string", "minLength": 1 }),
+        KeyKind::Choice { words, not_yet } => {
             let words: Vec<&str> = words.iter().copied().filter(|word| !not_yet.contains(word)).collect();
             json!({ "enum": words })
         }
-        Kind::Status => {
+        KeyKind::Status => {
             json!({ "anyOf": [{ "type": "integer", "minimum": 100, "maximum": 599 }, text("^([1-5][0-9][0-9]|[1-5]xx)$")] })
         }
-        Kind::Store => text(r"^(memory://|rediss?(\+(unix|cluster|sentinel))?://.+)$"),
-        Kind::Listener => text(r"^(off|[0-9.]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5})$"),
-        Kind::Duration { .. } => text(&format!("^0*[1-9][0-9]*{UNIT}$")),
-        Kind::Rate => text(&format!("^(unlimited|[0-9]+/(0*[1-9][0-9]*)?{UNIT})$")),
-        Kind::Percent => text(r"^(0?[0-9]{1,2}(\.[0-9]{1,2})?|100(\.0{1,2})?)%$"),
-        Kind::Share => text("^0*[1-9][0-9]*/0*[1-9][0-9]*$"),
-        Kind::LimitName => text("^[a-z0-9._-]{1,64}$"),
-        Kind::Fact => text(FACT),
-        Kind::Prefix => text("^[A-Za-z0-9._:-]{1,64}$"),
-        Kind::Network => text("^[0-9A-Fa-f.:]+(/[0-9]{1,3})?$"),
-        Kind::Route => text("^/[^?# ]*$"),
-        Kind::HostName => text(r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?$"),
-        Kind::ClientAddress => text(r"^(x-forwarded-for|forwarded|header\..+)$"),
-        Kind::Source => text(r"^(ip|method|host|path|route|(header|cookie|query|body)\..+)$"),
-        Kind::Sha256 => text("^[0-9A-Fa-f]{64}$"),
-        Kind::CostMissing => {
+        KeyKind::Store => text(r"^(memory://|rediss?(\+(unix|cluster|sentinel))?://.+)$"),
+        KeyKind::Listener => text(r"^(off|[0-9.]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5})$"),
+        KeyKind::Duration { .. } => text(&format!("^0*[1-9][0-9]*{UNIT}$")),
+        KeyKind::Size { .. } => {
+            json!({ "type": ["string", "integer"], "pattern": "^[0-9]+(B|KiB|MiB|GiB)?$" })
+        }
+        KeyKind::Rate => text(&format!("^(unlimited|[0-9]+/(0*[1-9][0-9]*)?{UNIT})$")),
+        KeyKind::Percent => text(r"^(0?[0-9]{1,2}(\.[0-9]{1,2})?|100(\.0{1,2})?)%$"),
+        KeyKind::Share => text("^0*[1-9][0-9]*/0*[1-9][0-9]*$"),
+        KeyKind::LimitName => text("^[a-z0-9._-]{1,64}$"),
+        KeyKind::Fact => text(FACT),
+        KeyKind::Prefix => text("^[A-Za-z0-9._:-]{1,64}$"),
+        KeyKind::Network => text("^[0-9A-Fa-f.:]+(/[0-9]{1,3})?$"),
+        KeyKind::Route => text("^/[^?# ]*$"),
+        KeyKind::HostName => text(r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?$"),
+        KeyKind::ClientAddress => text(r"^(x-forwarded-for|forwarded|header\..+)$"),
+        KeyKind::Source => text(r"^(ip|method|host|path|route|(header|cookie|query|body)\..+)$"),
+        KeyKind::Sha256 => text("^[0-9A-Fa-f]{64}$"),
+        KeyKind::CostMissing => {
             json!({ "anyOf": [{ "enum": ["error", "skip"] }, { "type": "integer", "minimum": 0, "maximum": MAX_COST }] })
         }
-        Kind::Warning => json!({ "enum": Warning::ALL.map(Warning::code) }),
+        KeyKind::Warning => json!({ "enum": Warning::ALL.map(Warning::code) }),
     };
     json!({ "anyOf": [own, { "$ref": "#/$defs/variable" }] })
 }

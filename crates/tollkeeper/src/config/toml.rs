@@ -3,7 +3,7 @@
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
+use super::document::{Budget, MAX_DEPTH, MapEntry, Node, ScalarKind, TooLarge, Value};
 use super::report::{Position, Problems};
 
 /// Parses a text; reports syntax errors and returns `None`.
@@ -94,7 +94,7 @@ fn node(
                 let position = Position::new(span.start, span.end);
                 let key = key.into_inner().into_owned();
                 budget.take(key.len()).map_err(|large| (position, large))?;
-                entries.push(Entry { key, position, node: inner(value, budget)? });
+                entries.push(MapEntry { key, position, node: inner(value, budget)? });
             }
             // The parser sorts entries by name; restore the file order.
             entries.sort_by_key(|entry| entry.position.start);

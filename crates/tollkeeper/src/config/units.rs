@@ -142,6 +142,38 @@ pub(super) fn count(text: &str) -> Result<u64, InvalidValue> {
     })
 }
 
+/// Parses a number of bytes: `65536`, `64KiB`, `1MiB`.
+pub(super) fn size(text: &str) -> Result<u64, InvalidValue> {
+    let invalid =
+        |help: &str| InvalidValue::new(format!("size {} is not a number of bytes", quoted(text)), help);
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit = match unit {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return Err(invalid("a whole number of `B KiB MiB GiB`, such as `64KiB`")),
+    };
+    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    bytes.ok_or_else(|| invalid("such as `64KiB`"))
+}
+
+/// A number of bytes; prints as [`size`] reads it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size(pub(super) u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bytes if bytes.is_multiple_of(1 << 30) => write!(f, "{}GiB", bytes >> 30),
+            bytes if bytes.is_multiple_of(1 << 20) => write!(f, "{}MiB", bytes >> 20),
+            bytes if bytes.is_multiple_of(1 << 10) => write!(f, "{}KiB", bytes >> 10),
+            bytes => write!(f, "{bytes}B"),
+        }
+    }
+}
+
 /// Parses a percentage with at most two decimals: `50%`, `12.5%`.
 pub(super) fn percent(text: &str) -> Result<Percent, InvalidValue> {
     let invalid = |help: String| InvalidValue::new(format!("{} is not a percentage", quoted(text)), help);

@@ -60,10 +60,6 @@ pub(super) fn check(file: &RawConfig, policy: &Policy, problems: &mut Problems) 
         conditions(file, limit, problems);
         tier_periods(limit, problems);
     }
-    if let Some(position) = file.no_proxy {
-        let message = "`listen.proxy` is an address, but there is no `proxy`: nothing listens there";
-        problems.warning(Warning::NoProxy, position, message, "leave it out");
-    }
     let releases =
         file.listen.http != Some(Listener::Off) || matches!(file.listen.proxy, Some(Listener::At(_)));
     for (limit, _) in rules().filter(|(limit, algorithm)| {

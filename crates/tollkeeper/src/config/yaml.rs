@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Span};
 
-use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
+use super::document::{Budget, MAX_DEPTH, MapEntry, Node, ScalarKind, TooLarge, Value};
 use super::excerpt::quoted;
 use super::report::{Position, Problems};
 
@@ -72,7 +72,7 @@ struct Open {
 
 enum Inside {
     List(Vec<Node>),
-    Table { entries: Vec<Entry>, key: Option<Key>, merges: Vec<Node> },
+    Table { entries: Vec<MapEntry>, key: Option<Key>, merges: Vec<Node> },
 }
 
 /// A key whose value comes next.
@@ -198,7 +198,7 @@ impl Builder<'_, '_> {
                         }
                     });
                 }
-                Some(Key::Named(key, position)) => entries.push(Entry { key, position, node }),
+                Some(Key::Named(key, position)) => entries.push(MapEntry { key, position, node }),
                 Some(Key::Merge) => merges.push(node),
                 Some(Key::Invalid) => {}
             },
@@ -225,7 +225,7 @@ impl Builder<'_, '_> {
     }
 
     /// Adds the entries of the tables that `<<` names. Keys of the table itself take precedence, then earlier merges.
-    fn merge(&mut self, entries: &mut Vec<Entry>, merges: Vec<Node>) {
+    fn merge(&mut self, entries: &mut Vec<MapEntry>, merges: Vec<Node>) {
         for node in merges {
             let position = node.position;
             let tables = match node.value {
