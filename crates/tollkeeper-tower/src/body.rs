@@ -1,4 +1,5 @@
-//! Buffers the start of a request body, so that facts can be read from it, and replays it to the handler unchanged.
+//! Buffers the start of a body and replays it unchanged: of a request, so that facts can be read from it, or of a response
+//! that several requests share.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,7 +19,7 @@ const DRAIN_BYTES: usize = 4 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 pin_project! {
-    /// A request body: the frames that were buffered to read facts, then the rest of the stream.
+    /// A body: the frames that have been buffered, then the rest of the stream.
     #[derive(Debug)]
     pub struct RequestBody<B: Body> {
         buffered: VecDeque<Result<Frame<B::Data>, B::Error>>,
@@ -27,12 +28,12 @@ pin_project! {
     }
 }
 
-/// The result of buffering a request body.
+/// The result of buffering a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BufferedBody {
     /// The complete body.
     All(Vec<u8>),
-    /// The body has more than [`MOST`] bytes.
+    /// The body is too large: for facts, more than [`MOST`] bytes.
     TooLarge,
     /// The body stream failed before its end.
     Broken,
@@ -43,8 +44,12 @@ pub enum BufferedBody {
 impl<B: Body<Data = Bytes> + Unpin> RequestBody<B> {
     /// Reads the complete body, unless it is too large, and buffers it for the next reader.
     pub async fn buffer(&mut self) -> BufferedBody {
-        let most = u64::try_from(MOST).expect("64 KiB");
-        if self.rest.size_hint().lower() > most {
+        self.buffer_up_to(MOST).await
+    }
+
+    /// Like [`RequestBody::buffer`], for a body of at most this many bytes. Dropping the future loses no frame.
+    pub(crate) async fn buffer_up_to(&mut self, most: usize) -> BufferedBody {
+        if self.rest.size_hint().lower() > u64::try_from(most).unwrap_or(u64::MAX) {
             return BufferedBody::TooLarge;
         }
         let mut all = Vec::new();
@@ -53,7 +58,7 @@ impl<B: Body<Data = Bytes> + Unpin> RequestBody<B> {
                 None => return BufferedBody::All(all),
                 Some(Ok(frame)) => {
                     let data = frame.data_ref().map_or(&[][..], |data| data);
-                    let fits = all.len() + data.len() <= MOST;
+                    let fits = all.len() + data.len() <= most;
                     all.extend_from_slice(if fits { data } else { &[] });
                     self.buffered.push_back(Ok(frame));
                     if !fits {
@@ -82,6 +87,11 @@ impl<B: Body<Data = Bytes> + Unpin> RequestBody<B> {
             }
         };
         let _ = timeout(DRAIN_TIME, drained).await;
+    }
+
+    /// Whether trailers have been buffered.
+    pub(crate) fn has_trailers(&self) -> bool {
+        self.buffered.iter().any(|frame| frame.as_ref().is_ok_and(Frame::is_trailers))
     }
 
     /// Whether no frame has been read yet.

@@ -312,9 +312,22 @@ impl Reader {
 
     /// Whether some limit may apply, judging by the head, and needs a fact of the body.
     pub fn needs_body(&self, policy: &Policy, partial: &PartialFacts<'_>) -> bool {
+        self.body_need(policy, partial).is_some()
+    }
+
+    /// The first such limit and its fact, such as `login` and `body.email`.
+    pub fn body_need<'p>(
+        &self,
+        policy: &'p Policy,
+        partial: &PartialFacts<'_>,
+    ) -> Option<(&'p str, &'p str)> {
+        if self.body.is_empty() || partial.is_refused {
+            return None;
+        }
         let in_body = |name: &str| self.body.iter().any(|needed| needed.fact.name == name);
-        let needs = |rule: &tollkeeper::Rule| partial.readings().any(|facts| rule.needs(facts, in_body));
-        !self.body.is_empty() && !partial.is_refused && policy.rules().iter().any(needs)
+        let needs = |rule: &&tollkeeper::Rule| partial.readings().any(|facts| rule.needs(facts, in_body));
+        let rule = policy.rules().iter().find(needs)?;
+        Some((rule.name(), rule.facts().find(|fact| in_body(fact))?))
     }
 
     /// Reads the facts in the body of a request.

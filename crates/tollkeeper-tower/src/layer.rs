@@ -80,6 +80,12 @@ impl RateLimitLayer {
 
     pub(crate) fn with(limiter: Limiter, settings: Settings) -> RateLimitLayer {
         let active_settings = Arc::new(ActiveSettings::new(settings, &limiter));
+        RateLimitLayer::following(limiter, active_settings)
+    }
+
+    /// A layer that follows settings which others replace: several layers, or a layer and another reader of requests,
+    /// share one config.
+    pub fn following(limiter: Limiter, active_settings: Arc<ActiveSettings>) -> RateLimitLayer {
         let options = Options {
             facts: Vec::new(),
             cost: None,

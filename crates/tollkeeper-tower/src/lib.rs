@@ -33,8 +33,11 @@
 //! the handler has failed; for a WebSocket or another tunnel, until the handler drops its [`HeldSlot`]. Requests
 //! that a leaky bucket delays wait in FIFO order, for at most [`RateLimitLayer::longest_delay`].
 //!
+//! [`SingleFlightLayer`] is a second layer: of simultaneous equal requests, one reaches the handler, and the others get
+//! its response.
+//!
 //! The parts can be used without the layer, too: [`address`] (the client's address), [`path`], [`routes`],
-//! [`facts`], [`headers`], [`problem`], [`grpc`].
+//! [`facts`], [`headers`], [`problem`], [`grpc`], and their order, [`visit`].
 
 pub mod address;
 pub mod body;
@@ -54,7 +57,9 @@ mod response;
 pub mod routes;
 mod service;
 mod settings;
+pub mod single_flight;
 mod slot;
+pub mod visit;
 
 pub use body::RequestBody;
 pub use layer::RateLimitLayer;
@@ -62,6 +67,7 @@ pub use peer::PeerAddress;
 pub use response::ResponseBody;
 pub use service::{RateLimit, ResponseFuture};
 pub use settings::{ActiveSettings, Prepared, Settings};
+pub use single_flight::{SingleFlightLayer, SingleFlightRule};
 pub use slot::HeldSlot;
 
 /// Runs the example of the README as a doctest.

@@ -1,4 +1,4 @@
-//! The body of a response: the handler's, or the one of a refusal. Releases the request's slots at its end.
+//! The body of a response: the handler's, or bytes in memory, as of a refusal. Releases the request's slots at its end.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,7 +10,7 @@ use pin_project_lite::pin_project;
 use crate::slot::HeldSlot;
 
 pin_project! {
-    /// The body of a response: the handler's, or the one of a refusal.
+    /// The body of a response: the handler's, or bytes in memory: of a refusal, or of a response that requests share.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -25,7 +25,7 @@ pin_project! {
     #[derive(Debug)]
     enum Inner<B> {
         Handler { #[pin] body: B },
-        Refusal { body: Option<Bytes> },
+        InMemory { body: Option<Bytes> },
     }
 }
 
@@ -35,10 +35,10 @@ impl<B> ResponseBody<B> {
         ResponseBody { body: Inner::Handler { body }, held }
     }
 
-    /// The body of a refusal.
+    /// A body in memory.
     pub(crate) fn ours(body: Bytes) -> ResponseBody<B> {
         let body = Some(body).filter(|body| !body.is_empty());
-        ResponseBody { body: Inner::Refusal { body }, held: None }
+        ResponseBody { body: Inner::InMemory { body }, held: None }
     }
 }
 
@@ -53,7 +53,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         let this = self.project();
         let frame = match this.body.project() {
             InnerProjected::Handler { body } => body.poll_frame(context),
-            InnerProjected::Refusal { body } => Poll::Ready(body.take().map(|body| Ok(Frame::data(body)))),
+            InnerProjected::InMemory { body } => Poll::Ready(body.take().map(|body| Ok(Frame::data(body)))),
         };
         if let Poll::Ready(None | Some(Err(_))) = frame {
             this.held.take();
@@ -64,14 +64,14 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     fn is_end_stream(&self) -> bool {
         match &self.body {
             Inner::Handler { body } => body.is_end_stream(),
-            Inner::Refusal { body } => body.is_none(),
+            Inner::InMemory { body } => body.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.body {
             Inner::Handler { body } => body.size_hint(),
-            Inner::Refusal { body } => {
+            Inner::InMemory { body } => {
                 let len = body.as_ref().map_or(0, Bytes::len);
                 SizeHint::with_exact(u64::try_from(len).expect("usize fits into u64"))
             }

@@ -2,30 +2,28 @@
 //! response.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response, StatusCode, header};
 use http_body::Body;
 use pin_project_lite::pin_project;
-use tollkeeper::LimitDecision;
-use tollkeeper::store::StoreFuture;
-use tollkeeper::{Acquire, Acquired, DecidedToll, Decision, InvalidRequest, Limiter, SlotGuard, Span};
+use tollkeeper::{Acquired, DecidedToll, Decision, SlotGuard, Span};
 use tower_service::Service;
 
-use crate::address::Client;
 use crate::body::RequestBody;
-use crate::facts::{CompleteFacts, PartialFacts};
-use crate::headers::{Jitter, SerializedHeaders};
-use crate::layer::Shared;
-use crate::problem::Problem;
+use crate::facts::{PartialFacts, Reader};
+use crate::headers::{self, Jitter, SerializedHeaders};
+use crate::layer::{Options, Shared};
+use crate::peer;
 use crate::response::ResponseBody;
 use crate::settings::Prepared;
 use crate::slot::{Asks, HeldSlot};
-use crate::{grpc, headers, peer, problem};
+use crate::visit::{self, Application, Visit};
 
 /// A service behind a limiter.
 #[derive(Clone, Debug)]
@@ -57,9 +55,11 @@ where
     fn call(&mut self, request: Request<B>) -> ResponseFuture<S, B> {
         let (parts, body) = request.into_parts();
         let (shared, mut body) = (&self.shared, RequestBody::from(body));
-        let admission = shared
-            .active_settings
-            .with(&shared.limiter, |prepared| Visit { shared, prepared, parts: &parts }.decide_now());
+        // Written in place: returned through each closure, it would be moved several times.
+        let mut admission = None;
+        shared.active_settings.with(&shared.limiter, |prepared| {
+            LayerVisit::new(shared, prepared, &parts).decide_now(&mut admission);
+        });
         let state = match admission {
             Some(Ok(Admission::Headers(headers))) => {
                 let future = self.inner.call(Request::from_parts(parts, body));
@@ -81,7 +81,7 @@ where
                         Some(Ok(Admission::Kept(prepared, acquired))) => (prepared, acquired),
                         _ => {
                             let prepared = shared.active_settings.read(&shared.limiter);
-                            let visit = Visit { shared: &shared, prepared: &prepared, parts: &parts };
+                            let visit = LayerVisit::new(&shared, &prepared, &parts);
                             let acquired = visit.decide(&mut body).await?;
                             (prepared, acquired)
                         }
@@ -107,33 +107,81 @@ enum Admission {
     Kept(Arc<Prepared>, Acquired),
 }
 
-/// A request, with the settings and the policy that were active when it arrived.
-struct Visit<'a> {
+/// A request to a service of the layer.
+struct LayerVisit<'a> {
     shared: &'a Shared,
     prepared: &'a Arc<Prepared>,
+    visit: Visit<'a, LayerApplication<'a>>,
+}
+
+/// What the layer knows of a request besides its head.
+struct LayerApplication<'a> {
+    options: &'a Options,
     parts: &'a Parts,
 }
 
-impl<'a> Visit<'a> {
-    /// Decides, if neither the store nor the body has to be waited for.
-    fn decide_now(&self) -> Option<Result<Admission, Refusal>> {
+impl Application for LayerApplication<'_> {
+    #[inline]
+    fn peer(&self) -> Option<IpAddr> {
+        peer::of(&self.parts.extensions).or(self.options.assumed_peer)
+    }
+
+    #[inline]
+    fn matched_route(&self) -> Option<&str> {
+        peer::matched(&self.parts.extensions)
+    }
+
+    #[inline]
+    fn add_facts<'f>(&'f self, reader: &'f Reader, partial: &mut PartialFacts<'f>) {
+        for (name, read) in &self.options.facts {
+            if reader.names(name)
+                && let Some(value) = read(self.parts)
+            {
+                partial.put(name, reader.identified(name, value.into()));
+            }
+        }
+    }
+
+    #[inline]
+    fn cost(&self) -> u64 {
+        self.options.cost.as_ref().map_or(1, |cost| cost(self.parts))
+    }
+
+    #[inline]
+    fn longest_delay(&self) -> Span {
+        self.options.longest_delay
+    }
+}
+
+impl<'a> LayerVisit<'a> {
+    #[inline]
+    fn new(shared: &'a Shared, prepared: &'a Arc<Prepared>, parts: &'a Parts) -> LayerVisit<'a> {
+        let application = LayerApplication { options: &shared.options, parts };
+        let visit = Visit { limiter: &shared.limiter, prepared, parts, application };
+        LayerVisit { shared, prepared, visit }
+    }
+
+    /// Decides, if neither the store nor the body has to be waited for; otherwise `admission` stays `None`.
+    fn decide_now(&self, admission: &mut Option<Result<Admission, Refusal>>) {
         if !self.shared.limiter.is_embedded() {
-            return None;
+            return;
         }
         let mut partial = PartialFacts::default();
-        self.head(&mut partial);
-        if self.prepared.reader.needs_body(&self.prepared.policy, &partial) {
-            return None;
+        self.visit.read_head(&mut partial);
+        if self.visit.needs_body(&partial) {
+            return;
         }
-        let facts = match self.complete(&partial) {
+        let facts = match self.visit.complete(&partial) {
             Ok(facts) => facts,
-            Err(refusal) => return Some(Err(refusal)),
+            Err(problem) => {
+                *admission = Some(Err(Box::new(self.visit.problem(&problem))));
+                return;
+            }
         };
-        Some(match self.acquire(facts).decide_with(|decided| self.admission(decided)) {
-            Ok(StoreFuture::Ready(admission)) => admission,
-            Ok(_) => unreachable!("the memory store answers at once"),
-            Err(error) => Err(self.invalid(&error)),
-        })
+        let read = |decided: &DecidedToll<'_>| *admission = Some(self.admission(decided));
+        if let Err(error) = self.visit.acquire(facts).decide_with(read).map(drop) {
+            *admission = Some(Err(Box::new(self.visit.invalid(&error))));
+        }
     }
 
     fn admission(&self, decided: &DecidedToll<'_>) -> Result<Admission, Refusal> {
@@ -158,95 +206,33 @@ impl<'a> Visit<'a> {
     {
         let buffered;
         let mut partial = PartialFacts::default();
-        let client = self.head(&mut partial);
-        if self.prepared.reader.needs_body(&self.prepared.policy, &partial) {
+        let client = self.visit.read_head(&mut partial);
+        if self.visit.needs_body(&partial) {
             buffered = body.buffer().await;
-            self.prepared.reader.body(&self.parts.headers, &buffered, client, &mut partial);
-            // Facts of the application take precedence over those of the body.
-            self.add_own(&mut partial);
+            self.visit.read_body(&buffered, client, &mut partial);
         }
-        let facts = match self.complete(&partial) {
+        let facts = match self.visit.complete(&partial) {
             Ok(facts) => facts,
-            Err(refusal) => {
+            Err(problem) => {
                 // A client that waits for `100 Continue` has not sent anything, and need not.
-                let waits = self.parts.headers.contains_key(header::EXPECT) && body.is_untouched();
-                if refusal.status() == StatusCode::PAYLOAD_TOO_LARGE && !waits {
+                let waits = self.visit.parts.headers.contains_key(header::EXPECT) && body.is_untouched();
+                if problem.status == StatusCode::PAYLOAD_TOO_LARGE && !waits {
                     body.drain().await;
                 }
-                return Err(refusal);
+                return Err(Box::new(self.visit.problem(&problem)));
             }
         };
-        match self.acquire(facts).await {
+        match self.visit.acquire(facts).await {
             Ok(acquired) if acquired.decision.allowed() => Ok(acquired),
             Ok(acquired) => Err(self.refused(&acquired.decision)),
-            Err(error) => Err(self.invalid(&error)),
+            Err(error) => Err(Box::new(self.visit.invalid(&error))),
         }
     }
 
-    /// Reads the head of the request; returns the client, if a limit needs its address.
-    fn head(&self, partial: &mut PartialFacts<'a>) -> Option<Client> {
-        let client = self.client();
-        self.prepared.reader.head(self.parts, client, self.matched(), partial);
-        self.add_own(partial);
-        client
-    }
-
-    #[inline]
-    fn client(&self) -> Option<Client> {
-        let Prepared { settings, reader, .. } = &**self.prepared;
-        let peer = || peer::of(&self.parts.extensions).or(self.shared.options.assumed_peer);
-        let peer = if reader.needs_client() { peer() } else { None };
-        peer.map(|peer| Client::of(peer, &self.parts.headers, &settings.http))
-    }
-
-    #[inline]
-    fn matched(&self) -> Option<&'a str> {
-        if self.prepared.reader.needs_matched() { peer::matched(&self.parts.extensions) } else { None }
-    }
-
-    #[inline]
-    fn cost(&self) -> u64 {
-        self.shared.options.cost.as_ref().map_or(1, |cost| cost(self.parts))
-    }
-
-    /// Adds the facts that only the application knows.
-    fn add_own(&self, partial: &mut PartialFacts<'a>) {
-        for (name, read) in &self.shared.options.facts {
-            if self.prepared.reader.names(name)
-                && let Some(value) = read(self.parts)
-            {
-                partial.put(name, self.prepared.reader.identified(name, value.into()));
-            }
-        }
-    }
-
-    fn complete<'s>(&self, partial: &'s PartialFacts<'a>) -> Result<CompleteFacts<'s, 'a>, Refusal> {
-        partial.complete(&self.prepared.policy).map_err(|problem| self.cannot_be(&problem))
-    }
-
-    fn acquire<'s>(&'s self, read: CompleteFacts<'s, 's>) -> Acquire<'s> {
-        let Shared { limiter, options, .. } = self.shared;
-        let acquire = limiter.acquire(read.facts).also(read.also);
-        let acquire = acquire.under(&self.prepared.policy).cost(self.cost());
-        if self.prepared.delays { acquire.hold(options.longest_delay) } else { acquire }
-    }
-
-    #[cold]
-    fn invalid(&self, error: &InvalidRequest) -> Refusal {
-        self.cannot_be(&Problem::new(StatusCode::BAD_REQUEST, error.to_string()))
-    }
-
-    /// The response to an invalid request. Nothing was decided, so no hook is called.
-    #[cold]
-    fn cannot_be(&self, problem: &Problem) -> Refusal {
-        Box::new(if self.is_grpc() { grpc::problem(problem) } else { problem.response() })
-    }
-
+    /// The response to a refused request, which the hooks of the application may change.
     fn refused(&self, decided: &DecidedToll<'_>) -> Refusal {
-        let mut response = if self.is_grpc() { grpc::refusal(decided) } else { problem::refusal(decided) };
-        let (settings, options) = (&self.prepared.settings, &self.shared.options);
-        let jitter = Jitter { share: settings.retry_after_jitter, draw: options.draw };
-        headers::insert(response.headers_mut(), decided, &settings.headers, &jitter);
+        let options = &self.shared.options;
+        let mut response = self.visit.refusal(decided, options.draw);
         if options.on_response.is_some() || options.on_refusal.is_some() {
             let decision = decided.to_decision();
             response = shown(self.shared, &decision, response);
@@ -255,10 +241,6 @@ impl<'a> Visit<'a> {
             }
         }
         Box::new(response)
-    }
-
-    fn is_grpc(&self) -> bool {
-        grpc::is_grpc(&self.parts.headers)
     }
 }
 
@@ -310,7 +292,7 @@ impl Passed {
         if prepared.awaits_response
             && let Some(shared) = &shared
         {
-            give_back(&shared.limiter, &decision, response.status().as_u16());
+            visit::refund(&shared.limiter, &decision, response.status().as_u16());
         }
         headers::insert(response.headers_mut(), &decision, &prepared.settings.headers, &Jitter::NONE);
         if let Some(shared) = &shared {
@@ -325,31 +307,6 @@ impl Passed {
             held => held.map(|held| held.slot),
         };
         response.map(|body| ResponseBody::theirs(body, held))
-    }
-}
-
-/// Refunds the limits whose `deduct_when` or `refund_when` selects this status.
-fn give_back(limiter: &Limiter, decision: &Decision, status: u16) {
-    let gives_back = |answer: &LimitDecision<'_>| answer.rule().gives_back(status);
-    let names: Vec<String> =
-        decision.limits().filter(gives_back).map(|answer| answer.name().to_owned()).collect();
-    if names.is_empty() {
-        return;
-    }
-    let Some(charge) = decision.charge() else { return };
-    let limiter = limiter.clone();
-    in_background(async move {
-        limiter.refund_of(&charge, |name| names.iter().any(|other| other == name)).await;
-    });
-}
-
-/// Completes a future that is not awaited: at once if it is ready, otherwise in a task.
-fn in_background(future: impl Future<Output = ()> + Send + 'static) {
-    let mut future = Box::pin(future);
-    if future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
-        && let Ok(runtime) = tokio::runtime::Handle::try_current()
-    {
-        runtime.spawn(future);
     }
 }
 

@@ -47,7 +47,7 @@ pub struct Prepared {
     /// Whether the response decides what some limit keeps.
     pub awaits_response: bool,
     /// Whether an admission is needed after the request was passed on: for delays, refunds or slots.
-    pub(crate) keeps_decision: bool,
+    pub keeps_decision: bool,
 }
 
 impl Prepared {

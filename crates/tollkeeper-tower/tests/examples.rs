@@ -3,9 +3,11 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Server, TextResponse, WebSocket, until};
+use support::{Reached, Server, TextResponse, WebSocket, until};
+use tokio::sync::Semaphore;
 use tollkeeper::{Capacity, Clock, ManualClock, MemoryStore, Span, Time};
 use tonic::Code;
 use tonic::transport::Channel;
@@ -24,6 +26,9 @@ mod login_example;
 #[path = "../examples/quota.rs"]
 #[expect(dead_code, reason = "its `main`")]
 mod quota_example;
+#[path = "../examples/single_flight.rs"]
+#[expect(dead_code, reason = "its `main`")]
+mod single_flight_example;
 #[path = "../examples/tonic.rs"]
 #[expect(dead_code, reason = "its `main`")]
 mod tonic_example;
@@ -188,6 +193,38 @@ async fn quota_example_resets_each_plan_at_midnight() {
 }
 
 #[tokio::test]
+async fn single_flight_example_computes_a_report_once() {
+    let (store, _) = store();
+    let (computed, done) = (Reached::default(), Arc::new(Semaphore::new(0)));
+    let compute = {
+        let (computed, done) = (computed.clone(), Arc::clone(&done));
+        move |day| {
+            let (number, done) = (computed.increment(), Arc::clone(&done));
+            async move {
+                let _ = done.acquire().await;
+                format!("{day} {number}")
+            }
+        }
+    };
+    let (router, single_flight) = single_flight_example::app(store, compute).unwrap();
+    let server = Arc::new(Server::axum(router).await);
+    let get = |path: &'static str| {
+        let server = Arc::clone(&server);
+        tokio::spawn(async move { server.get(path, &[]).await })
+    };
+    let today: Vec<_> = (0..50).map(|_| get("/reports/today")).collect();
+    until(async || single_flight.counts().waiting == 49).await;
+    let other = get("/reports/yesterday");
+    until(async || computed.count() == 2).await;
+    done.close();
+    for response in today {
+        assert_eq!(response.await.unwrap().body, "today 1");
+    }
+    let other = other.await.unwrap();
+    assert_eq!((other.body.as_str(), other.header("x-ratelimit-remaining")), ("yesterday 2", Some("9")));
+}
+
+#[tokio::test]
 async fn websocket_example_bounds_open_tunnels() {
     let (store, _) = store();
     let server = Server::axum(websocket_example::app(store).await.unwrap()).await;
@@ -208,5 +245,5 @@ fn every_example_is_tested() {
     for name in &names {
         assert!(tests.contains(&format!("#[path = \"../examples/{name}\"]")), "{name}");
     }
-    assert_eq!(names.len(), 6, "{names:?}");
+    assert_eq!(names.len(), 7, "{names:?}");
 }
