@@ -10,6 +10,7 @@ pub mod init;
 pub mod limit_table;
 pub mod limits;
 pub mod overrides;
+pub mod proxy;
 pub mod schema;
 pub mod serve;
 pub mod simulate;
@@ -28,8 +29,7 @@ use std::path::Path;
 use tollkeeper::Facts;
 use tollkeeper::config::Config;
 use tollkeeper::facts::DeclaredFacts;
-
-use crate::redact::Redactor;
+use tollkeeper_engine::api::redact::Redactor;
 
 /// Prints a line to standard output. A closed pipe is an error here, which `main` treats as success.
 fn say(line: impl Display) -> anyhow::Result<()> {

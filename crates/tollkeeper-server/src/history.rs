@@ -9,8 +9,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use tollkeeper::policy::Grant;
 use tollkeeper::{DecidedToll, LimitDecision};
-
-use crate::redact::Redactor;
+use tollkeeper_engine::api::redact::Redactor;
 
 /// One admission by one limit: a line of a history.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

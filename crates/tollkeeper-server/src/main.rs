@@ -9,7 +9,8 @@ use tollkeeper_server::command::args::{Arguments, Command};
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Serve(args) => command::serve::run(&args),
+        Command::Serve(args) => command::serve::run(*args),
+        Command::Proxy(args) => command::proxy::run(*args),
         Command::Check(args) => command::check::run(&args),
         Command::Explain(args) => command::explain::run(&args),
         Command::Usage(args) => command::usage::run(&args),

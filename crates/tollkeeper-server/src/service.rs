@@ -11,13 +11,16 @@ use tollkeeper::config::{Config, Report};
 use tollkeeper::store::Failure;
 use tollkeeper::store::redis::{NotSet, NotShared, SharedLimits, SharedOverrides, SharedPolicy};
 use tollkeeper::{Decision, KeyOverride, Limiter, OverrideError};
+use tollkeeper_engine::api::active_limits::{ActiveLimits, LimitSource};
+use tollkeeper_engine::api::call::{Api, ShowLimits};
+use tollkeeper_engine::api::redact::Redactor;
 use tollkeeper_tower::{ActiveSettings, Settings};
 
 use crate::control::access::{Access, Tokens};
-use crate::control::active_limits::{ActiveLimits, CannotReplace, DryRun, LimitManager, Loaded, Source};
+use crate::control::active_limits::{CannotReplace, DryRun, LimitManager, Loaded};
 use crate::control::tls::Acceptor;
 use crate::key_ref::KeyRefs;
-use crate::redact::Redactor;
+use crate::proxy::Proxy;
 use crate::store::Store;
 use crate::telemetry::admission_log::AdmissionLog;
 use crate::telemetry::events::Events;
@@ -60,12 +63,20 @@ pub struct Service {
     limit_manager: LimitManager,
     /// Collects spans for the OTLP exporter, if there is one.
     traces: OnceLock<Traces>,
+    /// The proxy, if this server is one.
+    proxy: OnceLock<Arc<Proxy>>,
     draining: AtomicBool,
+}
+
+impl ShowLimits for Service {
+    fn active_limits(&self) -> Arc<ActiveLimits> {
+        self.limit_manager.active()
+    }
 }
 
 impl Service {
     /// A service with the limits of this config on this store.
-    pub fn new(config: Config, source: Source, store: Store) -> anyhow::Result<Service> {
+    pub fn new(config: Config, source: LimitSource, store: Store) -> anyhow::Result<Service> {
         let acceptor = Acceptor::open(config.tls.as_ref())?;
         let access = Access::new(tokens(&config));
         let headers = ArcSwap::from_pointee(Headers::of(&config));
@@ -96,6 +107,7 @@ impl Service {
             refusals,
             limit_manager,
             traces: OnceLock::new(),
+            proxy: OnceLock::new(),
             draining: AtomicBool::new(false),
         })
     }
@@ -106,6 +118,18 @@ impl Service {
         // There is one file; a second call changes nothing.
         let _ = self.metrics.admissions.set(log);
         Ok(())
+    }
+
+    /// Passes later configs on to this proxy, and its counters on to the metrics.
+    pub fn set_proxy(&self, proxy: Arc<Proxy>) {
+        // There is one proxy; a second call changes nothing.
+        let _ = self.metrics.upstream.set(Arc::clone(&proxy.counters));
+        let _ = self.proxy.set(proxy);
+    }
+
+    /// The proxy, if this server is one.
+    pub fn proxy(&self) -> Option<&Arc<Proxy>> {
+        self.proxy.get()
     }
 
     /// Records decisions as spans from now on.
@@ -143,9 +167,9 @@ impl Service {
         Parent::read(traceparent.as_bytes())
     }
 
-    /// The active limits.
-    pub fn active_limits(&self) -> Arc<ActiveLimits> {
-        self.limit_manager.active()
+    /// Answers the calls of the API.
+    pub fn api(&self) -> Api<'_> {
+        Api { limiter: &self.limiter, redactor: &self.redactor, limits: self }
     }
 
     /// Applies a config that was read again.
@@ -153,8 +177,13 @@ impl Service {
         let (tokens, headers, refusals) = (tokens(&config), Headers::of(&config), config.log.refusals);
         let certificates = self.acceptor.renew(config.tls.as_ref())?;
         self.metrics.know_routes(config.http.routes.iter().map(String::as_str));
+        let proxy =
+            self.proxy().map(|proxy| Ok::<_, anyhow::Error>((proxy, proxy.prepare(&config)?))).transpose()?;
         // Fails if limits set through the API do not fit the rest of the new file.
         let loaded = self.limit_manager.reload(config, &self.limiter).map_err(anyhow::Error::msg)?;
+        if let Some((proxy, active)) = proxy {
+            proxy.install(active);
+        }
         self.access.change(tokens);
         self.headers.store(headers.into());
         self.refusals.change(refusals);

@@ -3,6 +3,7 @@
 pub mod admission_log;
 pub mod events;
 pub mod history;
+pub mod line_log;
 pub mod logging;
 pub mod metrics;
 pub mod otlp;

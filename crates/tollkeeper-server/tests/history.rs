@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use serde_json::Value;
-use tollkeeper_server::json::Writer;
+use tollkeeper_engine::json::Writer;
 use tollkeeper_server::telemetry::history::{History, MAX_ROWS, Period, Sample};
 
 struct Counting;

@@ -251,3 +251,42 @@ fn rolling_restart_loses_no_request_and_no_count() {
     assert_eq!(answered, begun, "every request was answered");
     assert_eq!(admitted, BURST, "exactly the limit was admitted, and nothing else was charged");
 }
+
+/// A node that refuses by its denial bound, or admits from permits, says so in JSON and RESP.
+#[test]
+fn answers_without_the_store_are_marked_approximate() {
+    let nodes = Nodes::new();
+    let file = nodes.folder.write(
+        "approximate.yaml",
+        "redis: { deadline: 5s }\nlimits:\n\
+         \x20 - { name: few, by: user, rate: 1/day, burst: 1 }\n\
+         \x20 - { name: hot, by: tenant, rate: 1000/s, burst: 100000, consistency: leased }\n",
+    );
+    let args = ["--store", &nodes.redis.url(), "--config", file.to_str().unwrap()];
+    let listeners = ["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"];
+    let server = Server::launch(tollkeeper().args(listeners).args(args));
+    let over_json = |body: &str| server.post("/v1/check", body).json();
+    let over_resp = |facts: &str| {
+        let mut stream = TcpStream::connect(server.resp()).unwrap();
+        write!(stream, "TK.CHECK {facts}\r\nQUIT\r\n").unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply
+    };
+    let (alice, acme) = (r#"{"facts":{"user":"alice"}}"#, r#"{"facts":{"tenant":"acme"},"cost":100}"#);
+    let asked = over_json(alice);
+    assert_eq!((&asked["allowed"], &asked["limits"][0]["approximate"]), (&json!(true), &Value::Null));
+    for (body, command, allowed) in [(alice, "user alice", false), (acme, "tenant acme", true)] {
+        eventually(&format!("an approximate answer in JSON to {body}"), || {
+            let answer = over_json(body);
+            answer["allowed"] == allowed && answer["limits"][0]["approximate"] == true
+        });
+        eventually(&format!("an approximate answer over RESP to {command}"), || {
+            // Keeps the state of the bound young, and the node's demand for permits high.
+            over_json(body);
+            let reply = over_resp(command);
+            reply.contains(&format!("allowed\r\n:{}", u8::from(allowed)))
+                && reply.contains("approximate\r\n:1")
+        });
+    }
+}

@@ -10,9 +10,9 @@ use std::io::{BufRead as _, BufReader};
 use serde_json::{Value, json};
 use support::*;
 use tollkeeper_core::digest::{hex, sha256};
+use tollkeeper_engine::api::error::Code;
 use tollkeeper_server::transport::http::dashboard::FILES;
 use tollkeeper_server::transport::http::endpoint::ROUTES;
-use tollkeeper_server::transport::http::error::Code;
 
 const LIMITS: &str = "limits:
   - { name: per-user, by: user, rate: 100/day, burst: 3 }
@@ -174,10 +174,14 @@ fn dashboard_is_small_and_complete() {
     }
     assert_eq!(seen, named, "every file is used, and every used file is there");
     let folder = Folder::new();
-    let all: String = FILES.iter().map(|file| String::from_utf8(file.content.to_vec()).unwrap()).collect();
-    let file = folder.write("all", &all);
-    let gzip = std::process::Command::new("gzip").args(["-9", "-c"]).arg(&file).output().unwrap();
-    let (raw, compressed) = (all.len(), gzip.stdout.len());
+    let (mut raw, mut compressed) = (0, 0);
+    for file in FILES.iter() {
+        let written = folder.write("file", std::str::from_utf8(&file.content).unwrap());
+        let gzip =
+            std::process::Command::new("gzip").args(["-9", "-n", "-c"]).arg(&written).output().unwrap();
+        raw += file.content.len();
+        compressed += gzip.stdout.len();
+    }
     println!("{raw} bytes, {compressed} compressed");
     assert!(raw <= 64 << 10, "{raw} bytes");
     assert!(compressed <= 20 << 10, "{compressed} bytes compressed");

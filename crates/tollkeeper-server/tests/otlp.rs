@@ -210,6 +210,31 @@ fn decision_is_a_child_span_of_the_caller() {
     assert_eq!(summary(&spans[1]), expected("check", &refused));
 }
 
+#[test]
+fn proxied_request_is_a_child_span() {
+    let (folder, receiver, upstream) = (Folder::new(), Receiver::start("200 OK"), Server::start());
+    let file = folder.write("tollkeeper.yaml", "limits: [{ name: all, rate: 1/day, burst: 1 }]");
+    let mut command = support::tollkeeper();
+    command.args(["proxy", &format!("http://{}", upstream.listens("http"))]);
+    command.args(["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--otlp", &receiver.url()]);
+    let proxy = Server::launch(command.arg("--config").arg(file));
+    let mut client = support::Client::to(proxy.listens("proxy"));
+    let request =
+        format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\ntraceparent: 00-{TRACE}-{PARENT}-01\r\n\r\n");
+    for status in [200, 429] {
+        client.send(request.as_bytes());
+        assert_eq!(client.answer().status, status);
+    }
+    eventually("the spans arrive", || receiver.spans().len() >= 2);
+    finish(proxy);
+    for (span, allowed) in receiver.spans().iter().zip(["true", "false"]) {
+        assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.to_owned(), PARENT.to_owned()));
+        check_span(span);
+        let (name, attributes) = summary(span);
+        assert_eq!((name.as_str(), attributes["tollkeeper.allowed"].as_str()), ("proxy", allowed));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn envoy_call_is_a_child_span() {
     let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));

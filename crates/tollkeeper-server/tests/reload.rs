@@ -184,7 +184,7 @@ fn invalid_file_changes_nothing_and_is_reported() {
         assert_eq!(remaining(&server), 2, "{broken:?}");
         server.logs(words);
         assert!(server.log().contains("ERROR"), "{}", server.log());
-        assert!(reloads(&server, "failed") >= f64::from(number));
+        eventually("the failure is counted", || reloads(&server, "failed") >= f64::from(number));
         assert_eq!(server.get("/readyz").status, 200, "the server can still decide");
     }
     fs::remove_file(folder.path().join("tollkeeper.yaml")).unwrap();

@@ -10,7 +10,7 @@ use envoy_types::pb::google::protobuf::Duration;
 use prost::Message as _;
 use tollkeeper::config::{Config, Format};
 use tollkeeper::{Clock, ManualClock, MemoryStore, Span, Time};
-use tollkeeper_server::control::active_limits::Source;
+use tollkeeper_engine::api::active_limits::LimitSource;
 use tollkeeper_server::service::Service;
 use tollkeeper_server::store::Store;
 use tollkeeper_server::transport::grpc::rls::Rls;
@@ -40,7 +40,7 @@ impl Envoy {
         // A whole number of days since the epoch, so that windows begin at this time.
         let clock = ManualClock::new(Time::from_micros(20_000 * 86_400 * 1_000_000));
         let store = MemoryStore::new(config.memory.capacity(), Clock::manual(&clock));
-        let service = Service::new(config, Source::File, Store::Memory(store)).unwrap();
+        let service = Service::new(config, LimitSource::File, Store::Memory(store)).unwrap();
         Envoy { rls: Rls::new(Arc::new(service)), clock }
     }
 

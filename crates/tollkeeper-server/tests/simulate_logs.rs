@@ -80,7 +80,10 @@ fn serve(mut stream: TcpStream, counted: &Mutex<Keys>) {
         while let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
             let head: Vec<u8> = bytes.drain(..end + 4).collect();
             note(&head, peer, &config, &policy, &reader, counted);
-            if stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").is_err() {
+            // A body after the answer to HEAD would be read as a part of the next answer.
+            let body = if head.starts_with(b"HEAD ") { "" } else { "ok" };
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{body}");
+            if stream.write_all(answer.as_bytes()).is_err() {
                 return;
             }
         }

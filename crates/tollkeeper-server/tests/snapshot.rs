@@ -4,8 +4,6 @@
 
 mod support;
 
-use std::fs;
-
 use support::*;
 
 /// Two limits that do not refill while a test runs, with a snapshot file in the folder.
@@ -66,15 +64,7 @@ fn killed_server_restores_the_last_snapshot() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &policy(&folder, "1s"));
     assert!(server.check(r#"{"user":"alice"}"#));
-    eventually("a snapshot is written", || {
-        fs::metadata(folder.path().join("state")).is_ok_and(|file| file.len() > 0)
-    });
-    // The current snapshot, and the one being written, may be older than the check. The one after them includes it.
-    let written = || fs::metadata(folder.path().join("state")).unwrap().modified().unwrap();
-    for _ in 0..2 {
-        let before = written();
-        eventually("another snapshot is written", || written() > before);
-    }
+    snapshot_is_saved(&folder.path().join("state"));
     server.signal("KILL");
     assert_eq!(server.ended().code, None);
     let server = Server::with_config(&folder, &policy(&folder, "1s"));

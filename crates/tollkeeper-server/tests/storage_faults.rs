@@ -165,7 +165,7 @@ fn snapshots_that_fail_are_reported_until_they_work() {
         ]);
         let failures = || server.metric("tollkeeper_snapshot_failures_total");
         assert!(server.check(r#"{"user":"alice"}"#));
-        eventually("a snapshot is saved", || setup.state().exists());
+        snapshot_is_saved(&setup.state());
         assert_eq!((server.get("/readyz").text(), failures()), ("ready\n", 0.0), "{call}");
 
         fs::write(&flag, "").unwrap();
@@ -206,7 +206,7 @@ fn a_full_disk_is_reported_and_loses_nothing() {
     let inside = PathBuf::from(format!("/proc/{}/root{}", server.pid(), disk.display()));
     assert!(server.check(r#"{"user":"alice"}"#));
     let age = || server.metric("tollkeeper_snapshot_age_seconds");
-    eventually("a snapshot is saved", || inside.join("state").exists());
+    snapshot_is_saved(&inside.join("state"));
     let filled = fs::write(inside.join("filler"), vec![0; 256 << 10]);
     assert_eq!(filled.unwrap_err().raw_os_error(), Some(ENOSPC));
     server.logs("No space left on device");

@@ -272,7 +272,7 @@ fn lines_that_cannot_be_written_are_counted() {
     let output =
         output(command.args(["serve", "--http", "127.0.0.1:0", "--log-admissions", "/no/such/file"]));
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("cannot open /no/such/file for the admission log"));
+    assert!(text(&output.stderr).contains("cannot open /no/such/file for a log of admissions"));
 }
 
 /// The reader of a pipe reads nothing until the server drains, so most lines are still queued then.

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tollkeeper::Algorithm;
-use tollkeeper::config::{InvalidStoreUrl, Listener, StoreUrl};
+use tollkeeper::config::{HostHeader, InvalidStoreUrl, Listener, StoreUrl};
 
+use crate::proxy::target::Target as Upstream;
 use crate::simulate::filter::{Only, Sample};
 use crate::simulate::format::FormatName;
 use crate::simulate::suggest::ShareTarget;
 use crate::simulate::time::{self, Offset, TimeFormat};
+use crate::telemetry::line_log::LineLog;
 use crate::telemetry::otlp::Collector;
 
 /// A rate limiter: decides for every request whether it is allowed.
@@ -30,6 +32,11 @@ pub enum Command {
     /// Without --config it runs on the embedded store with one limit to try: 5 requests in 10 seconds for
     /// each `user`.
     Serve(Box<Serve>),
+    /// Run a reverse proxy in front of an HTTP service, with the limits of the config
+    ///
+    /// Without --config it runs on the embedded store with one limit to try: 100 requests in a minute for each
+    /// address.
+    Proxy(Box<Proxy>),
     /// Decide one request: exit 0 if it is allowed, 1 if refused, 2 on an error
     Check(Check),
     /// Show which limits apply to a request, why, and with which key; decides nothing
@@ -81,12 +88,9 @@ pub enum Command {
 /// `tollkeeper serve`.
 #[derive(Debug, Args)]
 pub struct Serve {
-    /// The config file: YAML, TOML or JSON, by its extension
-    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG")]
-    pub config: Option<PathBuf>,
-    /// Where state is kept [default: memory://]
-    #[arg(long, value_name = "URL", env = "TOLLKEEPER_STORE", hide_env_values = true)]
-    pub store: Option<StoreArgument>,
+    /// Options that `proxy` has, too.
+    #[command(flatten)]
+    pub server: ServerArgs,
     /// The HTTP listen address; `off` disables it, port 0 picks a free port [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_HTTP")]
     pub http: Option<Listener>,
@@ -96,6 +100,60 @@ pub struct Serve {
     /// The RESP listen address, for Redis clients; as --http [default: 127.0.0.1:6380]
     #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_RESP")]
     pub resp: Option<Listener>,
+}
+
+/// `tollkeeper proxy`.
+#[derive(Debug, Args)]
+pub struct Proxy {
+    /// The upstream: http://HOST:PORT/BASE, https://HOST or unix:/PATH
+    pub url: UpstreamArgument,
+    /// Options that `serve` has, too.
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// The listen address of the proxy; port 0 picks a free port [default: 127.0.0.1:8000]
+    #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_LISTEN")]
+    pub listen: Option<Listener>,
+    /// The listen address of API, metrics and dashboard; `off` disables it [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_HTTP")]
+    pub http: Option<Listener>,
+    /// The gRPC listen address, for Envoy [default: off]
+    #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_GRPC")]
+    pub grpc: Option<Listener>,
+    /// The RESP listen address, for Redis clients [default: off]
+    #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_RESP")]
+    pub resp: Option<Listener>,
+    /// The `Host` that the upstream receives [default: preserve]
+    #[arg(long, value_name = "WHICH", env = "TOLLKEEPER_HOST_HEADER")]
+    pub host_header: Option<HostHeaderArgument>,
+    /// The CA certificates (PEM) to trust for an https upstream [default: those of the system]
+    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_UPSTREAM_CA")]
+    pub upstream_ca: Option<PathBuf>,
+    /// The client certificate (PEM) for the upstream
+    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_UPSTREAM_CERT", requires = "upstream_key")]
+    pub upstream_cert: Option<PathBuf>,
+    /// The private key of --upstream-cert
+    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_UPSTREAM_KEY", requires = "upstream_cert")]
+    pub upstream_key: Option<PathBuf>,
+    /// A protocol that connections may be upgraded to, instead of `websocket`; may be given several times
+    #[arg(long, value_name = "NAME", default_value = "websocket")]
+    pub upgrade: Vec<String>,
+    /// Write one JSON line for each request to this file; `-` is standard error
+    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_ACCESS_LOG")]
+    pub access_log: Option<AccessLog>,
+    /// Add headers to responses that explain them, such as X-Tollkeeper-Shared
+    #[arg(long)]
+    pub debug_headers: bool,
+}
+
+/// Options that `serve` and `proxy` share.
+#[derive(Debug, Args)]
+pub struct ServerArgs {
+    /// The config file: YAML, TOML or JSON, by its extension
+    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Where state is kept [default: memory://]
+    #[arg(long, value_name = "URL", env = "TOLLKEEPER_STORE", hide_env_values = true)]
+    pub store: Option<StoreArgument>,
     /// How long to keep serving while reporting not ready, before listeners close
     #[arg(long, value_name = "TIME", env = "TOLLKEEPER_DRAIN_DELAY", default_value = "0s", value_parser = delay)]
     pub drain_delay: Duration,
@@ -110,6 +168,50 @@ pub struct Serve {
     pub log: Log,
 }
 
+/// The `Host` that the upstream receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum HostHeaderArgument {
+    /// The one of the client.
+    Preserve,
+    /// The one of the upstream's URL.
+    Upstream,
+}
+
+impl From<HostHeaderArgument> for HostHeader {
+    fn from(argument: HostHeaderArgument) -> HostHeader {
+        match argument {
+            HostHeaderArgument::Preserve => HostHeader::Preserve,
+            HostHeaderArgument::Upstream => HostHeader::Upstream,
+        }
+    }
+}
+
+/// Where the access log is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AccessLog {
+    /// Standard error: standard output has only the `listening` lines.
+    StandardError,
+    /// A file.
+    File(PathBuf),
+}
+
+impl From<&str> for AccessLog {
+    fn from(text: &str) -> AccessLog {
+        if text == "-" { AccessLog::StandardError } else { AccessLog::File(text.into()) }
+    }
+}
+
+impl AccessLog {
+    /// Opens the log.
+    pub fn open(&self) -> anyhow::Result<LineLog> {
+        const WHAT: &str = "requests";
+        match self {
+            AccessLog::StandardError => LineLog::standard_error(WHAT),
+            AccessLog::File(file) => LineLog::open(file, WHAT),
+        }
+    }
+}
+
 /// The URL of a store, or why it is invalid. Parsing never fails, because clap prints a value that it cannot parse, and
 /// this one may hold a password.
 #[derive(Clone, Debug)]
@@ -118,6 +220,16 @@ pub struct StoreArgument(pub Result<StoreUrl, InvalidStoreUrl>);
 impl From<&str> for StoreArgument {
     fn from(text: &str) -> StoreArgument {
         StoreArgument(text.parse())
+    }
+}
+
+/// The URL of an upstream, or why it is invalid; like [`StoreArgument`], because somebody may write a password into it.
+#[derive(Clone, Debug)]
+pub struct UpstreamArgument(pub Result<Upstream, String>);
+
+impl From<&str> for UpstreamArgument {
+    fn from(text: &str) -> UpstreamArgument {
+        UpstreamArgument(text.parse())
     }
 }
 

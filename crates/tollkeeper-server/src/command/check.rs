@@ -6,14 +6,14 @@ use hyper::Method;
 use serde::Deserialize;
 use serde_json::json;
 use tollkeeper::{Limiter, MemoryStore};
+use tollkeeper_engine::api::decision_json::write_decision;
+use tollkeeper_engine::api::redact::Redactor;
+use tollkeeper_engine::json::Writer;
 
 use crate::command::args::Check;
-use crate::command::client::{Answer, Client};
+use crate::command::client::{Client, ServerAnswer};
 use crate::command::limit_table::{self, LimitAnswer, readable};
 use crate::command::{config, facts, json_facts, say};
-use crate::json::Writer;
-use crate::redact::Redactor;
-use crate::transport::http::decision_json::write_decision;
 
 /// Decides and prints the decision; the exit code is 0 if allowed, 1 if refused.
 pub fn run(args: &Check) -> anyhow::Result<ExitCode> {
@@ -31,7 +31,7 @@ pub fn run(args: &Check) -> anyhow::Result<ExitCode> {
 }
 
 /// Decides by a file on an empty store, so it is always the first request.
-fn by_file(args: &Check) -> anyhow::Result<Answer> {
+fn by_file(args: &Check) -> anyhow::Result<ServerAnswer> {
     let config = config(args.config.as_deref())?;
     eprintln!("decided on an empty store, so this is the first request (use --server for a running server)");
     let limiter = Limiter::embedded(config.policy, MemoryStore::default());
@@ -40,10 +40,10 @@ fn by_file(args: &Check) -> anyhow::Result<Answer> {
     let decision = request.cost(args.cost).wait()?;
     let mut out = Writer::default();
     write_decision(&mut out, &limiter, &Redactor::default(), &decision);
-    Ok(Answer { status: hyper::StatusCode::OK, body: out.finish() })
+    Ok(ServerAnswer { status: hyper::StatusCode::OK, body: out.finish() })
 }
 
-fn by_server(args: &Check) -> anyhow::Result<Answer> {
+fn by_server(args: &Check) -> anyhow::Result<ServerAnswer> {
     let body = json!({ "facts": json_facts(&args.facts)?, "cost": args.cost }).to_string();
     let path = if args.peek { "/v1/peek" } else { "/v1/check" };
     Client::new(&args.target)?.call(Method::POST, path, Some(body), &[200, 429])

@@ -15,8 +15,8 @@ use hyper::header::{self, HeaderValue};
 use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -48,7 +48,7 @@ pub struct Client {
 
 /// The response of a server.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ServerAnswer {
     /// Its status.
     pub status: StatusCode,
     /// Its body.
@@ -70,7 +70,7 @@ impl Client {
         let tls = match uri.scheme_str() {
             Some("http") if target.ca.is_some() => bail!("`--ca` is for https, and the server is `{shown}`"),
             Some("http") => None,
-            Some("https") => Some(tls_config(target.ca.as_deref())?),
+            Some("https") => Some(tls::client_config(target.ca.as_deref(), None, ["--ca", "", ""])?),
             _ => bail!("{}", wrong()),
         };
         let base = uri.path().trim_end_matches('/').to_owned();
@@ -85,7 +85,7 @@ impl Client {
         path: &str,
         body: Option<String>,
         expected: &[u16],
-    ) -> anyhow::Result<Answer> {
+    ) -> anyhow::Result<ServerAnswer> {
         self.call_if(method, path, None, body, expected)
     }
 
@@ -97,20 +97,20 @@ impl Client {
         version: Option<u64>,
         body: Option<String>,
         expected: &[u16],
-    ) -> anyhow::Result<Answer> {
+    ) -> anyhow::Result<ServerAnswer> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let answer = runtime.block_on(self.ask(method, path, version, body))?;
         if expected.contains(&answer.status.as_u16()) { Ok(answer) } else { Err(self.failure(&answer)) }
     }
 
     /// As [`Client::call`] for GET, inside of a runtime.
-    pub async fn get(&self, path: &str) -> anyhow::Result<Answer> {
+    pub async fn get(&self, path: &str) -> anyhow::Result<ServerAnswer> {
         let answer = self.ask(Method::GET, path, None, None).await?;
         if answer.status == StatusCode::OK { Ok(answer) } else { Err(self.failure(&answer)) }
     }
 
     /// As [`Client::call`] for DELETE, inside of a runtime.
-    pub async fn delete(&self, path: &str) -> anyhow::Result<Answer> {
+    pub async fn delete(&self, path: &str) -> anyhow::Result<ServerAnswer> {
         let answer = self.ask(Method::DELETE, path, None, None).await?;
         if answer.status == StatusCode::OK { Ok(answer) } else { Err(self.failure(&answer)) }
     }
@@ -122,7 +122,7 @@ impl Client {
         if response.status() == StatusCode::OK {
             return Ok(response.into_body());
         }
-        Err(self.failure(&Answer::collect(response).await?))
+        Err(self.failure(&ServerAnswer::collect(response).await?))
     }
 
     /// The URL of the server, without credentials.
@@ -151,8 +151,8 @@ impl Client {
         path: &str,
         version: Option<u64>,
         body: Option<String>,
-    ) -> anyhow::Result<Answer> {
-        let answer = async { Answer::collect(self.send(method, path, version, body).await?).await };
+    ) -> anyhow::Result<ServerAnswer> {
+        let answer = async { ServerAnswer::collect(self.send(method, path, version, body).await?).await };
         tokio::time::timeout(TIMEOUT, answer).await.with_context(|| self.no_answer())?
     }
 
@@ -217,8 +217,8 @@ impl Client {
     }
 
     /// The error in a response.
-    fn failure(&self, answer: &Answer) -> anyhow::Error {
-        let Answer { status, body } = answer;
+    fn failure(&self, answer: &ServerAnswer) -> anyhow::Error {
+        let ServerAnswer { status, body } = answer;
         let message = match serde_json::from_str::<Failure>(body) {
             Ok(Failure { error }) => {
                 format!("{} ({})", excerpt(&error.message, 2_000), excerpt(&error.code, 64))
@@ -235,12 +235,12 @@ impl Client {
     }
 }
 
-impl Answer {
-    async fn collect(response: Response<Incoming>) -> anyhow::Result<Answer> {
+impl ServerAnswer {
+    async fn collect(response: Response<Incoming>) -> anyhow::Result<ServerAnswer> {
         let status = response.status();
         let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
         let body = body.map_err(|error| anyhow!("the response did not arrive: {error}"))?.to_bytes();
-        Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+        Ok(ServerAnswer { status, body: String::from_utf8_lossy(&body).into_owned() })
     }
 
     /// Parses the body as JSON; `what` names the expected content in the error.
@@ -259,27 +259,6 @@ async fn exchange(
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
     Ok(sender.send_request(request).await?)
-}
-
-/// The TLS config that trusts these CA certificates, or those of the system.
-fn tls_config(ca: Option<&Path>) -> anyhow::Result<Arc<ClientConfig>> {
-    let mut roots = RootCertStore::empty();
-    match ca {
-        Some(path) => {
-            for certificate in tls::certificates("--ca", path)? {
-                roots.add(certificate).with_context(|| format!("--ca: {}", path.display()))?;
-            }
-        }
-        // Unreadable certificates are skipped. If none is left, no server is trusted, and that error gives advice.
-        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
-    }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("the provider knows TLS 1.2 and 1.3")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(Arc::new(config))
 }
 
 /// A token as a header value. It is never printed.

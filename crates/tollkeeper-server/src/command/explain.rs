@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::json;
+use tollkeeper_engine::api::decision_json::write_explained;
+use tollkeeper_engine::api::redact::Redactor;
+use tollkeeper_engine::json::Writer;
 
 use crate::command::args::Explain;
-use crate::command::client::{Answer, Client};
+use crate::command::client::{Client, ServerAnswer};
 use crate::command::{config, json_facts, operator_facts, say, table};
-use crate::json::Writer;
-use crate::redact::Redactor;
-use crate::transport::http::operator::write_explained;
 
 /// Prints for each limit whether it applies to the request.
 pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
@@ -39,16 +39,16 @@ pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn by_file(args: &Explain) -> anyhow::Result<Answer> {
+fn by_file(args: &Explain) -> anyhow::Result<ServerAnswer> {
     let file = args.config.clone().or_else(|| std::env::var_os("TOLLKEEPER_CONFIG").map(PathBuf::from));
     let config = config(file.as_deref())?;
     let facts = operator_facts(&args.facts, config.policy.declared())?;
     let mut out = Writer::default();
     write_explained(&mut out, &config.policy, &facts, &Redactor::default())?;
-    Ok(Answer { status: StatusCode::OK, body: out.finish() })
+    Ok(ServerAnswer { status: StatusCode::OK, body: out.finish() })
 }
 
-fn by_server(args: &Explain) -> anyhow::Result<Answer> {
+fn by_server(args: &Explain) -> anyhow::Result<ServerAnswer> {
     let body = json!({ "facts": json_facts(&args.facts)? }).to_string();
     Client::new(&args.target)?.call(Method::POST, "/v1/explain", Some(body), &[200])
 }

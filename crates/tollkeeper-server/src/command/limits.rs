@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tollkeeper::config::Config;
 
 use crate::command::args::{Limits, LimitsAction};
-use crate::command::client::{Answer, Client};
+use crate::command::client::{Client, ServerAnswer};
 use crate::command::{say, table};
 
 /// Runs the action, and prints what is active afterwards.
@@ -62,7 +62,7 @@ fn read(file: &Path) -> anyhow::Result<(String, Option<u64>)> {
     Ok((json!({ "limits": config.limits }).to_string(), None))
 }
 
-fn print(answer: &Answer) -> anyhow::Result<()> {
+fn print(answer: &ServerAnswer) -> anyhow::Result<()> {
     let active: Active = answer.read("limits")?;
     let from = match active.source.as_str() {
         "file" => "from the file of the server",
@@ -95,7 +95,7 @@ fn print(answer: &Answer) -> anyhow::Result<()> {
     if active.limits.is_empty() { say("there are no limits") } else { say(table.trim_fmt()) }
 }
 
-fn print_dry_run(answer: &Answer) -> anyhow::Result<()> {
+fn print_dry_run(answer: &ServerAnswer) -> anyhow::Result<()> {
     let tried: DryRun = answer.read("the result of a dry run")?;
     for warning in &tried.warnings {
         let help = warning.help.as_deref().map_or(String::new(), |help| format!(" ({help})"));
@@ -184,6 +184,6 @@ struct Change {
 }
 
 /// All active limits of a server.
-pub fn active(answer: &Answer) -> anyhow::Result<Vec<ActiveLimit>> {
+pub fn active(answer: &ServerAnswer) -> anyhow::Result<Vec<ActiveLimit>> {
     Ok(answer.read::<Active>("limits")?.limits)
 }

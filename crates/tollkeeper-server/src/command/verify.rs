@@ -15,11 +15,11 @@ use tollkeeper::policy::Grant;
 use tollkeeper::{Algorithm, CheckedQuota, Policy, Rule, Span};
 use tollkeeper_core::contract::{Admission, Breach, Contract, Judgement};
 use tollkeeper_core::toll::MAX_COST;
+use tollkeeper_engine::api::redact;
 
 use crate::command::args::Verify;
 use crate::command::{config, say, table};
 use crate::history::Line;
-use crate::redact;
 
 /// How many keys of each limit are printed, the one that needed most of its limit first.
 const SHOWN: usize = 20;
@@ -56,7 +56,7 @@ struct History<'p> {
     keys: Vec<Key<'p>>,
     /// The index in `keys` of each key.
     places: HashMap<Identity<'p>, u32>,
-    admissions: Vec<Entry>,
+    admissions: Vec<AdmissionLine>,
     /// Lines that no contract covers: slots, and admissions by the failure policy `allow`.
     unjudged: u64,
 }
@@ -82,7 +82,7 @@ struct Key<'p> {
 
 /// One line: 16 bytes.
 #[derive(Clone, Copy)]
-struct Entry {
+struct AdmissionLine {
     at: u64,
     cost: u32,
     key: u32,
@@ -154,7 +154,7 @@ impl<'p> History<'p> {
         let key = &mut keys[place as usize];
         key.contract = key.contract.or(quota).at_least(if is_local { nodes } else { 0 });
         let cost = u32::try_from(line.cost)?;
-        self.admissions.push(Entry { at: line.t, cost, key: place });
+        self.admissions.push(AdmissionLine { at: line.t, cost, key: place });
         Ok(())
     }
 

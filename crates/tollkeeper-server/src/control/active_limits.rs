@@ -9,50 +9,8 @@ use tollkeeper::config::{Config, EffectiveLimit, Report};
 use tollkeeper::store::Failure;
 use tollkeeper::store::redis::SharedLimits;
 use tollkeeper::{Limiter, Policy};
+use tollkeeper_engine::api::active_limits::{ActiveLimits, LimitSource};
 use tollkeeper_tower::{ActiveSettings, Settings};
-
-/// The active limits and where they come from: the body of `GET /v1/limits`.
-#[derive(Clone, Debug, Serialize)]
-pub struct ActiveLimits {
-    /// The version of the policy, counted from 1.
-    pub version: u64,
-    /// Where the limits come from.
-    pub source: Source,
-    /// When the limits became active, in seconds since the epoch.
-    pub loaded_at: u64,
-    /// Why the last attempt to replace the limits failed.
-    pub error: Option<String>,
-    /// Whether the file's limits differ from these, which replace them.
-    pub shadowed: bool,
-    /// For limits set through the API: whether they survive a restart of this process.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub persistent: Option<bool>,
-    /// The limits, in the form of the config.
-    pub limits: Vec<EffectiveLimit>,
-}
-
-/// Where limits come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Source {
-    /// A config file.
-    File,
-    /// `PUT /v1/limits`.
-    Api,
-    /// The built-in policy of a server without a config.
-    Builtin,
-}
-
-impl Source {
-    /// Its name in the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            Source::File => "file",
-            Source::Api => "api",
-            Source::Builtin => "builtin",
-        }
-    }
-}
 
 /// What a replacement of the limits would change: the body of `PUT /v1/limits?dry_run=true`.
 #[derive(Clone, Debug, Serialize)]
@@ -117,7 +75,7 @@ struct Inputs {
     /// The config as the file has it, or the built-in one.
     file: Config,
     /// Whether `file` is a file or the built-in config.
-    file_source: Source,
+    file_source: LimitSource,
     put: Option<Put>,
     /// The last seen version of the limits that all nodes share; 0 if there were none.
     shared_version: u64,
@@ -151,7 +109,7 @@ impl LimitManager {
     /// Starts with the limits of this config, which the limiter was created with.
     pub fn new(
         file: Config,
-        file_source: Source,
+        file_source: LimitSource,
         version: u64,
         reading: Arc<ActiveSettings>,
     ) -> LimitManager {
@@ -291,7 +249,7 @@ impl Inputs {
         let version = policy.version();
         self.active = Arc::new(ActiveLimits {
             version,
-            source: if put.is_some() { Source::Api } else { self.file_source },
+            source: if put.is_some() { LimitSource::Api } else { self.file_source },
             loaded_at: now(),
             error: None,
             shadowed: config.limits != self.file.limits,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tollkeeper::config::{Config, Follow, ReadError, Reload, Watch};
 
-use crate::command::serve::log_warnings;
 use crate::control::active_limits::Loaded;
+use crate::server::log_warnings;
 use crate::service::Service;
 
 /// Watches and reloads the config file until the result is dropped, on a thread outside the runtime.

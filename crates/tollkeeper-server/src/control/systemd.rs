@@ -8,7 +8,7 @@ use std::{env, io};
 
 /// The state to report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ServiceState {
     /// All listeners accept connections.
     Ready,
     /// The server drains.
@@ -16,17 +16,17 @@ pub enum State {
 }
 
 /// Reports the state to systemd, if it set `NOTIFY_SOCKET`.
-pub fn notify(state: State) {
+pub fn notify(state: ServiceState) {
     let Some(socket) = env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&socket, state) {
         tracing::warn!("cannot notify systemd at {} (NOTIFY_SOCKET): {error}", socket.display());
     }
 }
 
-fn send(socket: &OsStr, state: State) -> io::Result<()> {
+fn send(socket: &OsStr, state: ServiceState) -> io::Result<()> {
     let text = match state {
-        State::Ready => "READY=1",
-        State::Stopping => "STOPPING=1",
+        ServiceState::Ready => "READY=1",
+        ServiceState::Stopping => "STOPPING=1",
     };
     let address = match socket.as_bytes() {
         // An abstract socket name, which is not a path.

@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoClientAuth, WebPkiClientVerifier};
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
@@ -54,14 +54,19 @@ impl Acceptor {
         })
     }
 
-    /// Performs the TLS handshake, with this ALPN protocol if there is one. It may take up to [`HANDSHAKE`], so call it
+    /// Whether connections use TLS.
+    pub fn is_tls(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Performs the TLS handshake, with these ALPN protocols if there are any. It may take up to [`HANDSHAKE`], so call it
     /// outside the accept loop.
-    pub async fn accept(&self, stream: TcpStream, protocol: Option<&[u8]>) -> io::Result<Stream> {
+    pub async fn accept(&self, stream: TcpStream, protocols: &[&[u8]]) -> io::Result<Stream> {
         let Some(current) = &self.0 else { return Ok(Stream::Plain(stream)) };
         let mut config = current.load_full();
-        if let Some(name) = protocol {
+        if !protocols.is_empty() {
             // The clone copies a few pointers, which is negligible compared with a handshake.
-            Arc::make_mut(&mut config).alpn_protocols = vec![name.to_vec()];
+            Arc::make_mut(&mut config).alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
         }
         let handshake = TlsAcceptor::from(config).accept(stream);
         let stream = tokio::time::timeout(HANDSHAKE, handshake).await??;
@@ -111,6 +116,38 @@ fn read(settings: &TlsSettings) -> anyhow::Result<Arc<ServerConfig>> {
                 settings.cert.display()
             )
         })?;
+    Ok(Arc::new(config))
+}
+
+/// The TLS config of a client that trusts these CA certificates, or those of the system, and presents a certificate if
+/// it has one with its key. `names` are those of the three settings in errors.
+pub(crate) fn client_config(
+    ca: Option<&Path>,
+    identity: Option<(&Path, &Path)>,
+    names: [&str; 3],
+) -> anyhow::Result<Arc<ClientConfig>> {
+    let mut roots = RootCertStore::empty();
+    match ca {
+        Some(path) => {
+            for certificate in certificates(names[0], path)? {
+                roots.add(certificate).with_context(|| format!("{}: {}", names[0], path.display()))?;
+            }
+        }
+        // Unreadable certificates are skipped. If none is left, no server is trusted, and that error gives advice.
+        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("the provider knows TLS 1.2 and 1.3")
+        .with_root_certificates(roots);
+    let Some((cert, key)) = identity else { return Ok(Arc::new(config.with_no_client_auth())) };
+    let chain = certificates(names[1], cert)?;
+    let private = PrivateKeyDer::from_pem_file(key)
+        .with_context(|| format!("{}: no private key can be read from {}", names[2], key.display()))?;
+    let config = config.with_client_auth_cert(chain, private).with_context(|| {
+        format!("{}: {} does not match the certificate in {}", names[2], key.display(), cert.display())
+    })?;
     Ok(Arc::new(config))
 }
 

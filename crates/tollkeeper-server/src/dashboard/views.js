@@ -3,7 +3,6 @@ import { chart, histogram, sparkline } from "./chart.js";
 import { call, history, live, rates, readLimits } from "./data.js";
 import { confirmed, count, duration, h, keyText, meter, percent, rate, row, say, table, time, value } from "./dom.js";
 
-
 const LIMIT_KINDS = [["allowed", "allowed"], ["refused", "refused"], ["would refuse", "would"]];
 const REQUEST_KINDS = [["allowed", "allowed"], ["refused", "refused"], ["degraded", "degraded"]];
 
@@ -111,6 +110,8 @@ export function nowView() {
 		tile("Keys", count(event.keys), `of ${count(event.max_keys)} in this process`, event.keys >= event.max_keys);
 		const file = event.error ? `the file was not loaded: ${event.error.split("\n")[0]}` : event.shadowed ? "shadowed: the file has other limits" : `from ${event.source}`;
 		tile("Policy", `version ${event.version}`, file, event.error !== null);
+		const up = event.upstream, out = up?.addresses.filter((it) => it.ejected).length;
+		if (up) tile("Upstream", `${count(up.in_flight)} in flight`, `at most ${count(up.limit)}, ${count(up.shed)} shed, ${count(up.errors)} errors, ${out} of ${up.addresses.length} addresses ejected`, !!out);
 		requests.update();
 		for (const [name, made] of rows) if (!active.limits.some((limit) => limit.name === name)) { made.element.remove(); rows.delete(name); }
 		active.limits.forEach((limit, index) => {
@@ -186,6 +187,7 @@ function admits(it) {
 function countDown(within) {
 	for (const element of within.querySelectorAll("[data-until]")) {
 		const left = (Number(element.getAttribute("data-until")) - Date.now()) / 1000;
+		element.className = left > 0 ? "bad" : "good";
 		say(element, left > 0 ? `in ${duration(left)}` : "now");
 	}
 }
@@ -418,8 +420,8 @@ export function overridesView(parameters) {
 		const words = filter.value.toLowerCase();
 		const shown = all.filter((it) => `${it.limit} ${it.key} ${it.note ?? ""}`.toLowerCase().includes(words));
 		if (!shown.length) return list.replaceChildren(h("p", { class: "hint" }, all.length ? "None matches." : "There are no overrides."));
-		list.replaceChildren(table(`${count(shown.length)} of ${count(all.length)} overrides${shown.length > 200 ? ", the first 200" : ""}`, [["Key"], ["Limit"], ["Quota"], ["Until"], ["Note", "mid"], ["Actions"]], shown.slice(0, 200).map((it) => row([
-			[value(it.key)], [limitLink(it.limit)], [grants(it)], [it.until ? time(it.until, true) : "–"], [it.note ?? "", "mid"],
+		list.replaceChildren(table(`${count(shown.length)} of ${count(all.length)} overrides${shown.length > 200 ? ", the first 200" : ""}`, [["Key"], ["Limit"], ["Quota"], ["Until", "mid"], ["Note", "mid"], ["Actions"]], shown.slice(0, 200).map((it) => row([
+			[value(it.key)], [limitLink(it.limit)], [grants(it)], [it.until ? time(it.until, true) : "–", "mid"], [it.note ?? "", "mid"],
 			[[button("Change", () => edit(it)), " ", button("Remove", () => remove(it), "danger")]]]))));
 	}
 	function edit(it) {

@@ -12,13 +12,13 @@ use tollkeeper::{
     MemoryStore, Mode, Policy, Retry, Slot, Span, Time, Verb, Verdict,
 };
 use tollkeeper_core::toll::TollRequest;
+use tollkeeper_engine::api::error::ApiError;
 use tollkeeper_tower::address::Client;
 use tollkeeper_tower::body::{BufferedBody, MOST};
 use tollkeeper_tower::facts::{PartialFacts, Reader};
 use tollkeeper_tower::headers::{self, Jitter};
 
 use super::coverage::Coverage;
-use crate::transport::http::error::ApiError;
 
 /// An expectation that did not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ struct Receipts {
 
 /// What came of a row.
 #[derive(Debug)]
-enum Answer {
+enum RowResult {
     Decided(Box<Decision>),
     /// The middleware answers with this status, or the API with this code, before any limit is asked.
     Rejected {
@@ -67,7 +67,7 @@ enum Answer {
 
 /// The answer to a row, and the explanation of every limit.
 struct Asked {
-    answer: Answer,
+    answer: RowResult,
     limits: Vec<String>,
 }
 
@@ -141,7 +141,7 @@ impl<'c> Runner<'c> {
     /// Reads a request as the middleware does, and decides it.
     fn request(&mut self, row: &TestRow, request: &TestRequest, coverage: &mut Coverage) -> Asked {
         let bad = |message: &str| Asked {
-            answer: Answer::Rejected { status: 400, code: "bad_request", message: message.to_owned() },
+            answer: RowResult::Rejected { status: 400, code: "bad_request", message: message.to_owned() },
             limits: Vec::new(),
         };
         let Some(head) = head(request) else { return bad("the request is not one of HTTP") };
@@ -158,7 +158,7 @@ impl<'c> Runner<'c> {
         match seen.complete(&self.config.policy) {
             Ok(read) => self.decide(row, read.facts, read.also, coverage),
             Err(problem) => Asked {
-                answer: Answer::Rejected {
+                answer: RowResult::Rejected {
                     status: problem.status.as_u16(),
                     code: "bad_request",
                     message: problem.detail.clone(),
@@ -195,7 +195,7 @@ impl<'c> Runner<'c> {
         };
         let limits = explained(&self.config.policy, facts, &decision);
         self.conclude(row, &decision, is_request);
-        Asked { answer: Answer::Decided(Box::new(decision)), limits }
+        Asked { answer: RowResult::Decided(Box::new(decision)), limits }
     }
 
     /// Keeps the receipts of a row that has a name, and gives back what the response gives back.
@@ -218,12 +218,12 @@ impl<'c> Runner<'c> {
         }
     }
 
-    fn correct(&mut self, row: &TestRow, name: &str) -> Answer {
-        let Some(receipts) = self.receipts.get(name) else { return Answer::Corrected(false) };
-        let is_done = |correction: Correction| Answer::Corrected(correction == Correction::Done);
+    fn correct(&mut self, row: &TestRow, name: &str) -> RowResult {
+        let Some(receipts) = self.receipts.get(name) else { return RowResult::Corrected(false) };
+        let is_done = |correction: Correction| RowResult::Corrected(correction == Correction::Done);
         match (row.verb, &receipts.charge, &receipts.slot) {
             (TestVerb::Release, _, Some(slot)) => {
-                Answer::Corrected(self.limiter.release(slot).wait().unwrap_or(false))
+                RowResult::Corrected(self.limiter.release(slot).wait().unwrap_or(false))
             }
             (TestVerb::Refund, Some(charge), _) => match row.cost {
                 None => is_done(self.limiter.refund(charge).wait()),
@@ -233,7 +233,7 @@ impl<'c> Runner<'c> {
                 }
             },
             (TestVerb::Settle, Some(charge), _) => {
-                let RowInput::Facts(pairs) = &row.input else { return Answer::Corrected(false) };
+                let RowInput::Facts(pairs) = &row.input else { return RowResult::Corrected(false) };
                 let facts = match facts(pairs) {
                     Ok(facts) => facts,
                     Err(error) => return rejected(error),
@@ -241,7 +241,7 @@ impl<'c> Runner<'c> {
                 let costs = row.cost.map_or(Costs::Facts(&facts), Costs::Request);
                 self.limiter.settle(charge, costs).wait().map_or_else(rejected, is_done)
             }
-            _ => Answer::Corrected(false),
+            _ => RowResult::Corrected(false),
         }
     }
 }
@@ -254,10 +254,10 @@ fn facts(pairs: &[(String, String)]) -> Result<Facts<'_>, InvalidRequest> {
     Ok(facts)
 }
 
-fn rejected(error: InvalidRequest) -> Answer {
+fn rejected(error: InvalidRequest) -> RowResult {
     let message = error.to_string();
     let code = ApiError::from(error).code.name();
-    Answer::Rejected { status: 400, code, message }
+    RowResult::Rejected { status: 400, code, message }
 }
 
 /// The head of a request; `None` if a server would not accept it.
@@ -311,17 +311,17 @@ impl Mismatches {
         self.0.push((place.line, place.column, format!("expected {expected}, was {found}")));
     }
 
-    fn compare(&mut self, expect: &Placed<Expect>, answer: &Answer) {
+    fn compare(&mut self, expect: &Placed<Expect>, answer: &RowResult) {
         let holds = match (&expect.value, answer) {
-            (Expect::Allowed, Answer::Decided(decision)) => decision.allowed(),
-            (Expect::Refused, Answer::Decided(decision)) => decision.retry_after().is_some(),
-            (Expect::Never, Answer::Decided(decision)) => {
+            (Expect::Allowed, RowResult::Decided(decision)) => decision.allowed(),
+            (Expect::Refused, RowResult::Decided(decision)) => decision.retry_after().is_some(),
+            (Expect::Never, RowResult::Decided(decision)) => {
                 matches!(decision.verdict(), Verdict::Deny { retry: Retry::Never })
             }
-            (Expect::Allowed, Answer::Corrected(done)) => *done,
-            (Expect::Refused, Answer::Corrected(done)) => !done,
-            (Expect::Status(expected), Answer::Rejected { status, .. }) => expected == status,
-            (Expect::Code(expected), Answer::Rejected { code, .. }) => expected == code,
+            (Expect::Allowed, RowResult::Corrected(done)) => *done,
+            (Expect::Refused, RowResult::Corrected(done)) => !done,
+            (Expect::Status(expected), RowResult::Rejected { status, .. }) => expected == status,
+            (Expect::Code(expected), RowResult::Rejected { code, .. }) => expected == code,
             _ => false,
         };
         if !holds {
@@ -338,8 +338,8 @@ impl Mismatches {
     }
 
     /// Compares what a row expects besides the verdict.
-    fn compare_details(&mut self, row: &TestRow, answer: &Answer, config: &Config) {
-        let Answer::Decided(decision) = answer else { return };
+    fn compare_details(&mut self, row: &TestRow, answer: &RowResult, config: &Config) {
+        let RowResult::Decided(decision) = answer else { return };
         let span = |span: Option<Span>| span.map_or_else(|| "none".to_owned(), |span| span.to_string());
         if let Some(by) = &row.by {
             let binding = decision.binding().map(|limit| limit.name().to_owned());
@@ -413,9 +413,9 @@ impl Mismatches {
 }
 
 /// The answer for people.
-fn found(answer: &Answer) -> String {
+fn found(answer: &RowResult) -> String {
     match answer {
-        Answer::Decided(decision) => match decision.conclusion() {
+        RowResult::Decided(decision) => match decision.conclusion() {
             (Verdict::Allow { delay: Span::ZERO }, _) => "allowed".to_owned(),
             (Verdict::Allow { delay }, _) => format!("allowed, delayed by {delay}"),
             (Verdict::Deny { retry }, binding) => {
@@ -426,8 +426,8 @@ fn found(answer: &Answer) -> String {
                 }
             }
         },
-        Answer::Rejected { status, code, message } => format!("{status} {code}: {message}"),
-        Answer::Corrected(true) => "done".to_owned(),
-        Answer::Corrected(false) => "without effect".to_owned(),
+        RowResult::Rejected { status, code, message } => format!("{status} {code}: {message}"),
+        RowResult::Corrected(true) => "done".to_owned(),
+        RowResult::Corrected(false) => "without effect".to_owned(),
     }
 }

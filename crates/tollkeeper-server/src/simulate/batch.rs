@@ -6,7 +6,7 @@ use super::logged::{Logged, Part};
 
 /// A request, without the bytes of its parts.
 #[derive(Clone, Copy, Debug)]
-pub struct Entry {
+pub struct BatchEntry {
     /// When it arrived, in microseconds since 1970.
     pub arrival: u64,
     /// How long it took, if the log says so.
@@ -22,7 +22,7 @@ pub struct Entry {
 /// Requests in the order of their arrival.
 #[derive(Debug, Default)]
 pub struct Batch {
-    entries: Vec<Entry>,
+    entries: Vec<BatchEntry>,
     bytes: Vec<u8>,
 }
 
@@ -38,20 +38,20 @@ impl Batch {
     }
 
     /// The requests.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[BatchEntry] {
         &self.entries
     }
 
     /// The parts of a request.
-    pub fn parts(&self, entry: &Entry) -> Parts<'_> {
+    pub fn parts(&self, entry: &BatchEntry) -> Parts<'_> {
         Parts(&self.bytes[entry.start..entry.end])
     }
 
     /// Adds a request with its encoded parts.
-    pub fn push(&mut self, entry: Entry, parts: &[u8]) {
+    pub fn push(&mut self, entry: BatchEntry, parts: &[u8]) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(parts);
-        self.entries.push(Entry { start, end: self.bytes.len(), ..entry });
+        self.entries.push(BatchEntry { start, end: self.bytes.len(), ..entry });
     }
 }
 
@@ -75,9 +75,9 @@ pub fn encode(logged: &Logged, out: &mut Vec<u8>) {
 }
 
 /// A request of these numbers whose parts are stored elsewhere.
-pub fn entry(logged: &Logged, arrival: u64) -> Entry {
+pub fn entry(logged: &Logged, arrival: u64) -> BatchEntry {
     let Logged { duration, status, peer, .. } = *logged;
-    Entry { arrival, duration, status, peer, start: 0, end: 0 }
+    BatchEntry { arrival, duration, status, peer, start: 0, end: 0 }
 }
 
 /// The parts of a request.

@@ -8,7 +8,7 @@ use tollkeeper::config::Config;
 use tollkeeper::{Limit, Policy, Quota, Verb};
 use tollkeeper_core::siphash::{self, Secret};
 
-use super::batch::{Batch, Entry};
+use super::batch::{Batch, BatchEntry};
 use super::worker::{FactReader, Names};
 
 /// The name of the limit that holds the conditions of `--only`; no limit of a config can have it.
@@ -79,7 +79,7 @@ impl Part {
     fn key<T>(
         &self,
         head: &Parts,
-        entry: &Entry,
+        entry: &BatchEntry,
         batch: &Batch,
         names: &Names,
         read: impl FnOnce(Option<tollkeeper::store::Key<'_>>) -> T,
@@ -120,7 +120,7 @@ impl Filter {
     }
 
     /// Whether a request is used. Requests without the key that is sampled by are all used.
-    pub fn admits(&self, head: &Parts, entry: &Entry, batch: &Batch, names: &Names) -> bool {
+    pub fn admits(&self, head: &Parts, entry: &BatchEntry, batch: &Batch, names: &Names) -> bool {
         let matches =
             self.only.as_ref().is_none_or(|only| only.key(head, entry, batch, names, |key| key.is_some()));
         matches

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::batch::{self, Batch, Entry};
+use super::batch::{self, Batch, BatchEntry};
 use super::logged::Logged;
 use super::time::{SECOND, Stamp};
 
@@ -51,7 +51,7 @@ pub struct OrderSettings {
 
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    entry: Entry,
+    entry: BatchEntry,
     sequence: u64,
     place: Place,
 }
@@ -81,7 +81,7 @@ impl Order {
     }
 
     /// Adds a line, and passes on to `out` what is now in order.
-    pub fn add(&mut self, stamp: Stamp, logged: &Logged, out: &mut impl FnMut(Entry, &[u8])) {
+    pub fn add(&mut self, stamp: Stamp, logged: &Logged, out: &mut impl FnMut(BatchEntry, &[u8])) {
         let place = self.chunks.push(logged);
         let held = Held { entry: batch::entry(logged, stamp.micros), sequence: self.sequence, place };
         self.sequence += 1;
@@ -101,21 +101,21 @@ impl Order {
     }
 
     /// Passes on all lines.
-    pub fn finish(&mut self, out: &mut impl FnMut(Entry, &[u8])) {
+    pub fn finish(&mut self, out: &mut impl FnMut(BatchEntry, &[u8])) {
         self.release(u64::MAX, out);
     }
 
     /// Takes the duration of a line into account, and holds it until its arrival.
     fn ready(&mut self, mut held: Held) {
         if self.settings.is_end {
-            let Entry { arrival, duration, .. } = held.entry;
+            let BatchEntry { arrival, duration, .. } = held.entry;
             held.entry.arrival = arrival.saturating_sub(duration.unwrap_or(0));
         }
         self.ready.entry(held.entry.arrival / SECOND).or_default().push(held);
     }
 
     /// Passes on the lines of all seconds that end at `before` or earlier.
-    fn release(&mut self, before: u64, out: &mut impl FnMut(Entry, &[u8])) {
+    fn release(&mut self, before: u64, out: &mut impl FnMut(BatchEntry, &[u8])) {
         let second = before / SECOND;
         while let Some(first) = self.unspread.first_entry().filter(|first| *first.key() < second) {
             let (second, lines) = first.remove_entry();
@@ -129,7 +129,7 @@ impl Order {
 
     /// Makes room by passing on the oldest second that is held.
     #[cold]
-    fn release_oldest(&mut self, out: &mut impl FnMut(Entry, &[u8])) {
+    fn release_oldest(&mut self, out: &mut impl FnMut(BatchEntry, &[u8])) {
         let unspread = self.unspread.first_key_value().map(|(second, _)| *second);
         let ready = self.ready.first_key_value().map(|(second, _)| *second);
         if let Some(second) = unspread.filter(|second| ready.is_none_or(|ready| *second <= ready)) {
@@ -149,7 +149,7 @@ impl Order {
         }
     }
 
-    fn pass_on(&mut self, mut lines: Vec<Held>, out: &mut impl FnMut(Entry, &[u8])) {
+    fn pass_on(&mut self, mut lines: Vec<Held>, out: &mut impl FnMut(BatchEntry, &[u8])) {
         lines.sort_by_key(|held| (held.entry.arrival, held.sequence));
         for mut held in lines {
             self.held -= 1;
@@ -234,7 +234,7 @@ impl Batches {
     }
 
     /// Adds a request; the batch, if it is full now.
-    pub fn push(&mut self, entry: Entry, parts: &[u8]) -> Option<Batch> {
+    pub fn push(&mut self, entry: BatchEntry, parts: &[u8]) -> Option<Batch> {
         self.current.push(entry, parts);
         (self.current.len() == self.size).then(|| std::mem::take(&mut self.current))
     }

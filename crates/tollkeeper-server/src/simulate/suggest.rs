@@ -59,7 +59,7 @@ pub struct Suggestion {
     pub written: u64,
     /// The smallest count that refuses at most the target; `None` if none of those tried does, or if a higher count
     /// refused more.
-    pub answer: Option<Answer>,
+    pub answer: Option<SuggestedRate>,
     /// Whether a higher count never refused more than a lower one.
     pub is_monotone: bool,
     /// Every count that was tried.
@@ -68,7 +68,7 @@ pub struct Suggestion {
 
 /// A count with its neighbour and what to write.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct SuggestedRate {
     /// What the count refuses.
     pub at: Tried,
     /// The next lower count that was tried.
@@ -79,7 +79,7 @@ pub struct Answer {
     pub burst: Option<u64>,
 }
 
-impl Answer {
+impl SuggestedRate {
     /// The line for the config.
     pub fn line(&self) -> String {
         let burst = self.burst.map_or_else(String::new, |burst| format!(", burst: {burst}"));
@@ -142,7 +142,7 @@ impl Search {
             None => None,
             Some(index) => {
                 let grant = plan::scaled(&self.limit, self.tried[index].count)?;
-                Some(Answer {
+                Some(SuggestedRate {
                     at: self.tried[index],
                     below: index.checked_sub(1).map(|below| self.tried[below]),
                     rate: grant.rate.unwrap_or_default(),

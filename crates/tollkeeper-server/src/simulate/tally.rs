@@ -8,12 +8,12 @@ use tollkeeper::store::Key;
 use tollkeeper::{Algorithm, Mode, Retry, Rule, Span};
 use tollkeeper_core::fingerprint::{self, Fingerprinter, Midstate};
 use tollkeeper_core::siphash::Secret;
+use tollkeeper_engine::api::redact::Redactor;
 
 use super::delays::{DelaySummary, Delays};
 use super::distinct::{Distinct, KeyCount};
 use super::time::SECOND;
 use super::timeline::Timeline;
-use crate::redact::Redactor;
 use crate::telemetry::top_keys::sketch::Sketch;
 
 /// Refusals of more keys than this are forgotten when their keys are not among the most refused.

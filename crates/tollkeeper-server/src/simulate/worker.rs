@@ -9,7 +9,7 @@ use tollkeeper::{Policy, Value};
 use tollkeeper_tower::address::{self, Client};
 use tollkeeper_tower::facts::{PartialFacts, Reader};
 
-use super::batch::{Batch, Entry};
+use super::batch::{Batch, BatchEntry};
 use super::filter::Filter;
 use super::logged::{Context, Part};
 use super::world::{World, WorldResult};
@@ -75,7 +75,7 @@ impl FactReader {
     pub fn read<'a>(
         &'a self,
         head: &'a Parts,
-        entry: &Entry,
+        entry: &BatchEntry,
         batch: &'a Batch,
         policy: &Policy,
         names: &'a Names,
@@ -144,7 +144,7 @@ impl Worker {
     }
 
     /// Makes the head of a request from what the log says.
-    fn fill(&self, head: &mut Parts, batch: &Batch, entry: &Entry) {
+    fn fill(&self, head: &mut Parts, batch: &Batch, entry: &BatchEntry) {
         head.headers.clear();
         head.method = Method::GET;
         head.uri = Uri::default();

@@ -10,7 +10,7 @@ use tollkeeper::{
 };
 use tollkeeper_tower::facts::CompleteFacts;
 
-use super::batch::Entry;
+use super::batch::BatchEntry;
 use super::tally::{Detail, LimitResult, Tally};
 use super::time::SECOND;
 use super::timeline::Timeline;
@@ -140,13 +140,13 @@ impl World {
     }
 
     /// Counts a request that the middleware would not have decided.
-    pub fn reject(&mut self, entry: &Entry) {
+    pub fn reject(&mut self, entry: &BatchEntry) {
         self.arrive(entry);
         self.counts.invalid += 1;
     }
 
     /// Decides a request.
-    pub fn decide(&mut self, entry: &Entry, facts: CompleteFacts<'_, '_>) {
+    pub fn decide(&mut self, entry: &BatchEntry, facts: CompleteFacts<'_, '_>) {
         self.arrive(entry);
         let Some(Answered { is_allowed, slot, refund }) = self.ask(entry, facts) else {
             self.counts.invalid += 1;
@@ -169,7 +169,7 @@ impl World {
     }
 
     /// Asks the limiter; `None` if the request is invalid, such as one whose cost is not a number.
-    fn ask(&mut self, entry: &Entry, facts: CompleteFacts<'_, '_>) -> Option<Answered> {
+    fn ask(&mut self, entry: &BatchEntry, facts: CompleteFacts<'_, '_>) -> Option<Answered> {
         let World { limiter, policy, tallies, has_slots, awaits_response, .. } = self;
         let status = entry.status.filter(|_| *awaits_response);
         let read = |decided: &DecidedToll<'_>| {
@@ -197,7 +197,7 @@ impl World {
     }
 
     /// Sets the clock to the arrival of a request, after everything that ended before it.
-    fn arrive(&mut self, entry: &Entry) {
+    fn arrive(&mut self, entry: &BatchEntry) {
         self.settle(entry.arrival);
         self.clock.set(Time::from_micros(entry.arrival));
         let second = entry.arrival / SECOND;

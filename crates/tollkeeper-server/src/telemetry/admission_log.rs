@@ -1,190 +1,68 @@
 //! The admission log: a line for every limit that charged an admitted request, in the format that `verify` reads.
 //!
-//! A request never waits for the log: its lines go through a bounded queue to a thread that writes them. Lines that find
-//! the queue full, or that cannot be written, are dropped and counted. `verify` can still judge such a log: a dropped
-//! line makes a history look smaller, never larger.
+//! Lines that find the queue full are dropped and counted. `verify` can still judge such a log: a dropped line makes a
+//! history look smaller, never larger.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use anyhow::Context as _;
 use tollkeeper::DecidedToll;
+use tollkeeper_engine::api::redact::Redactor;
 
 use crate::history;
-use crate::redact::Redactor;
+use crate::telemetry::line_log::LineLog;
 
-/// The capacity of the queue, in decisions and in bytes.
-const QUEUE: usize = 16_384;
-const QUEUE_BYTES: usize = 16 << 20;
-/// How much is written with one call.
-const BATCH_BYTES: usize = 64 << 10;
-/// How often dropped lines are logged.
-const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// What the lines are, for messages.
+const ADMISSIONS: &str = "admissions";
 
 /// Queues the lines of admissions for the log.
 #[derive(Debug)]
 pub struct AdmissionLog {
-    queue: SyncSender<Entry>,
-    shared: Arc<Shared>,
+    lines: LineLog,
     redactor: Arc<Redactor>,
-    writer: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// What the writing thread and the callers share.
-#[derive(Debug, Default)]
-struct Shared {
-    queued_bytes: AtomicUsize,
-    dropped: AtomicU64,
-}
-
-enum Entry {
-    Lines(Vec<u8>),
-    /// The log is closed.
-    End,
 }
 
 impl AdmissionLog {
-    /// Appends to a file, which only this user can read: keys may be names or addresses of people.
+    /// Appends to a file.
     pub fn open(file: &Path, redactor: Arc<Redactor>) -> anyhow::Result<AdmissionLog> {
-        let opened = OpenOptions::new().append(true).create(true).mode(0o600).open(file);
-        let opened =
-            opened.with_context(|| format!("cannot open {} for the admission log", file.display()))?;
-        AdmissionLog::to(opened, redactor)
-    }
-
-    fn to(mut file: File, redactor: Arc<Redactor>) -> anyhow::Result<AdmissionLog> {
-        let (queue, entries) = sync_channel(QUEUE);
-        let shared = Arc::<Shared>::default();
-        let writer = std::thread::Builder::new().name("admission-log".to_owned()).spawn({
-            let shared = Arc::clone(&shared);
-            move || write_all(&entries, &mut file, &shared)
-        });
-        let writer = Mutex::new(Some(writer.context("cannot start a thread for the admission log")?));
-        Ok(AdmissionLog { queue, shared, redactor, writer })
+        Ok(AdmissionLog { lines: LineLog::open(file, ADMISSIONS)?, redactor })
     }
 
     /// Queues the lines of a decision, or counts them as dropped.
     pub fn add(&self, decided: &DecidedToll<'_>) {
         let mut lines = Vec::new();
         history::write(decided, &self.redactor, &mut lines);
-        if lines.is_empty() {
-            return;
-        }
-        let (bytes, count) = (lines.len(), count(&lines));
-        let queued = self.shared.queued_bytes.fetch_add(bytes, Relaxed);
-        if queued + bytes > QUEUE_BYTES || self.queue.try_send(Entry::Lines(lines)).is_err() {
-            self.shared.queued_bytes.fetch_sub(bytes, Relaxed);
-            self.shared.dropped.fetch_add(count, Relaxed);
-        }
+        self.lines.add(lines);
     }
 
     /// The number of lines that were dropped so far.
     pub fn dropped(&self) -> u64 {
-        self.shared.dropped.load(Relaxed)
+        self.lines.dropped()
     }
 
     /// Writes what is queued, and ends.
     pub fn close(&self) {
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(writer) = writer
-            && self.queue.send(Entry::End).is_ok()
-        {
-            // The thread only ends by returning: a panic has been reported.
-            let _ = writer.join();
-        }
+        self.lines.close();
     }
-}
-
-/// Writes entries until the log is closed.
-fn write_all(entries: &Receiver<Entry>, file: &mut File, shared: &Shared) {
-    let mut report = Report { last: Instant::now(), known: 0, error: None };
-    let (mut batch, mut is_open) = (Vec::with_capacity(BATCH_BYTES), true);
-    while is_open {
-        let mut next = match entries.recv_timeout(REPORT_INTERVAL) {
-            Ok(entry) => Some(entry),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Entry::End),
-        };
-        batch.clear();
-        // Whatever else is queued is written with the same call.
-        while let Some(entry) = next {
-            match entry {
-                Entry::Lines(lines) => batch.extend_from_slice(&lines),
-                Entry::End => is_open = false,
-            }
-            next = if is_open && batch.len() < BATCH_BYTES { entries.try_recv().ok() } else { None };
-        }
-        shared.queued_bytes.fetch_sub(batch.len(), Relaxed);
-        if let Err(error) = append(file, &batch) {
-            shared.dropped.fetch_add(count(&batch), Relaxed);
-            report.error = Some(error);
-        }
-        report.write(shared, !is_open);
-    }
-}
-
-/// Appends whole lines, or nothing: a full disk must not leave half a line behind.
-fn append(file: &mut File, lines: &[u8]) -> io::Result<()> {
-    let before = file.metadata().map(|metadata| metadata.len());
-    file.write_all(lines).inspect_err(|_| {
-        if let Ok(before) = before {
-            // If this fails too, `verify` names the line that is cut off.
-            let _ = file.set_len(before);
-        }
-    })
-}
-
-/// Logs once in a while how many lines were dropped.
-struct Report {
-    last: Instant,
-    known: u64,
-    error: Option<io::Error>,
-}
-
-impl Report {
-    fn write(&mut self, shared: &Shared, is_last: bool) {
-        if !is_last && self.last.elapsed() < REPORT_INTERVAL {
-            return;
-        }
-        self.last = Instant::now();
-        let dropped = shared.dropped.load(Relaxed);
-        let count = dropped - std::mem::replace(&mut self.known, dropped);
-        match self.error.take() {
-            _ if count == 0 => {}
-            Some(error) => tracing::warn!(count, "{count} admissions were not written to the log: {error}"),
-            None => {
-                tracing::warn!(count, "{count} admissions were not written to the log: its queue was full")
-            }
-        }
-    }
-}
-
-/// The number of lines.
-fn count(lines: &[u8]) -> u64 {
-    lines.iter().filter(|byte| **byte == b'\n').count() as u64
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
+    use std::fs::File;
+    use std::io::{self, Read as _};
     use std::os::fd::OwnedFd;
 
     use tollkeeper::{Limit, Limiter, Quota, facts};
 
     use super::*;
+    use crate::telemetry::line_log::{QUEUE, count};
 
     /// The reader of a pipe reads nothing until the queue is full, so the thread that writes is stuck.
     #[test]
     fn lines_beyond_the_queue_are_dropped_and_counted() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let log = AdmissionLog::to(File::from(OwnedFd::from(writer)), Arc::default()).unwrap();
+        let lines = LineLog::to(File::from(OwnedFd::from(writer)), ADMISSIONS).unwrap();
+        let log = AdmissionLog { lines, redactor: Arc::default() };
         let limiter =
             Limiter::builder().limit(Limit::new("all", Quota::per_second(1_000)).by("user")).build();
         let alice = facts! { "user" => "alice" };

@@ -12,8 +12,9 @@ use hyper::body::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{MissedTickBehavior, interval};
 use tollkeeper::store::BreakerState;
+use tollkeeper_engine::api::call::ShowLimits as _;
+use tollkeeper_engine::json::Writer;
 
-use crate::json::Writer;
 use crate::service::Service;
 use crate::telemetry::history::Sample;
 use crate::transport::connection_budget::Busy;
@@ -184,6 +185,10 @@ fn event(service: &Service) -> String {
     out.number(service.store.memory().keys() as u64);
     out.raw(",\"max_keys\":");
     out.number(service.store.memory().capacity().max_keys as u64);
+    if let Some(proxy) = service.proxy() {
+        out.raw(",\"upstream\":");
+        proxy.write_view(&mut out);
+    }
     out.raw("}");
     out.finish()
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::json::Writer;
+use tollkeeper_engine::json::Writer;
 
 /// How many limits have cells of their own.
 pub const MAX_ROWS: usize = 200;

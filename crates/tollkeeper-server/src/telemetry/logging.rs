@@ -18,7 +18,8 @@ pub fn begin(form: Log) {
     let targets = variable.as_deref().map(str::parse::<Targets>);
     let filter = match &targets {
         Some(Ok(targets)) => targets.clone(),
-        Some(Err(_)) | None => Targets::new().with_default(Level::INFO),
+        // h2 warns about every connection that floods it: clients could fill the log.
+        Some(Err(_)) | None => Targets::new().with_default(Level::INFO).with_target("h2", Level::ERROR),
     };
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_target(false);
     match form {

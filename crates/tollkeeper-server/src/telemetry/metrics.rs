@@ -20,13 +20,14 @@ use tollkeeper::{
 };
 use tollkeeper_core::fingerprint::Midstate;
 
+use crate::proxy::counters::Counters;
 use crate::telemetry::admission_log::AdmissionLog;
 use crate::telemetry::top_keys::TopKeys;
 use crate::transport::connection_budget::Transport;
 pub use requests::{Ended, Endings, RequestTally, RouteLabel};
 
-pub use histogram::Counts;
 use histogram::Histogram;
+pub use histogram::{Counts, DurationHistogram};
 use requests::Routes;
 use stripe::{STRIPES, Stripe};
 
@@ -60,6 +61,8 @@ pub struct Metrics {
     pub reloads: Reloads,
     /// The busiest, the most refused and the starved keys.
     pub top_keys: TopKeys,
+    /// The counters of the proxy, if it runs.
+    pub upstream: OnceLock<Arc<Counters>>,
     /// The log of admissions, if `--log-admissions` names a file.
     pub admissions: OnceLock<AdmissionLog>,
 }
@@ -188,6 +191,7 @@ impl Metrics {
             grpc_exhausted: AtomicU64::new(0),
             reloads: Reloads::default(),
             top_keys: TopKeys::default(),
+            upstream: OnceLock::new(),
             admissions: OnceLock::new(),
         };
         metrics.http.begin();
@@ -210,6 +214,11 @@ impl Metrics {
     #[inline]
     pub fn route(&self, facts: &Facts<'_>) -> RouteLabel {
         self.routes.of(facts)
+    }
+
+    /// The label of a route of the config; of none for another name.
+    pub fn route_label(&self, route: Option<&str>) -> RouteLabel {
+        route.map_or(RouteLabel::NONE, |route| self.routes.named(route))
     }
 
     /// The name of a route; `None` if none is known.

@@ -16,8 +16,8 @@ use tollkeeper::{
     AdHocLimits, Capacity, CheckedQuota, Clock, Decision, KeyDecision, Limiter, MemoryStore, OnStoreFailure,
     Policy, Retry,
 };
+use tollkeeper_engine::api::redact::Redactor;
 
-use crate::redact::Redactor;
 use crate::service::Service;
 
 /// The capacity of the queue, in records.

@@ -27,11 +27,13 @@ pub enum Transport {
     Grpc,
     /// RESP, the protocol of Redis.
     Resp,
+    /// The reverse proxy.
+    Proxy,
 }
 
 impl Transport {
     /// All transports.
-    pub const ALL: [Transport; 3] = [Transport::Http, Transport::Grpc, Transport::Resp];
+    pub const ALL: [Transport; 4] = [Transport::Http, Transport::Grpc, Transport::Resp, Transport::Proxy];
 
     /// Its name in metrics and logs.
     pub fn name(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Transport {
             Transport::Http => "http",
             Transport::Grpc => "grpc",
             Transport::Resp => "resp",
+            Transport::Proxy => "proxy",
         }
     }
 }
@@ -280,7 +283,7 @@ mod tests {
     #[test]
     fn full_listener_leaves_the_share_of_the_others() {
         let (_stop, stopped) = watch::channel(());
-        let room = Room::new(60, &Transport::ALL);
+        let room = Room::new(60, &[Transport::Http, Transport::Grpc, Transport::Resp]);
         let resp = fill(&room, Transport::Resp, &stopped);
         assert_eq!(resp.len(), 40, "10 are guaranteed to each of the others");
         let http = fill(&room, Transport::Http, &stopped);

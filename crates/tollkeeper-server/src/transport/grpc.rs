@@ -141,7 +141,7 @@ impl Grpc {
 }
 
 impl Protocol for Grpc {
-    const NAME: Option<&'static [u8]> = Some(b"h2");
+    const ALPN: &'static [&'static [u8]] = &[b"h2"];
     const TRANSPORT: Transport = Transport::Grpc;
 
     async fn serve(self, stream: impl Stream, _: SocketAddr, mut seat: Seat) {

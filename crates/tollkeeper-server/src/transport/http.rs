@@ -3,19 +3,18 @@
 
 pub mod connection;
 pub mod dashboard;
-pub mod decision_json;
 pub mod endpoint;
-pub mod error;
 pub mod fast_path;
 pub mod forward_auth;
 pub mod openapi;
 pub mod operator;
 pub mod overrides;
 pub mod query;
-pub mod request;
 pub mod request_body;
 pub mod response_body;
+pub mod top_json;
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
@@ -23,16 +22,20 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use tollkeeper::{Acquired, Correction, Costs, Decision, Facts, Unavailable};
+use tollkeeper::{Decision, Facts};
+use tollkeeper_engine::ApiCall;
+use tollkeeper_engine::api::active_limits::ActiveLimits;
+use tollkeeper_engine::api::call::{ApiAnswer, ShowLimits as _};
+use tollkeeper_engine::api::error::{ApiError, Code};
+use tollkeeper_engine::api::request::CheckBody;
+use tollkeeper_engine::api::{decision_json, request};
+use tollkeeper_engine::json::{Reader, Writer};
 
 use self::endpoint::{Endpoint, NoRoute, Route};
-use self::error::{ApiError, Code};
 use self::forward_auth::Family;
-use self::request::{CheckBody, Correct, Reserve};
 use self::response_body::Reply;
 use crate::control::access::{AccessError, Permission, presented};
-use crate::control::active_limits::{ActiveLimits, CannotReplace};
-use crate::json::{Reader, Writer};
+use crate::control::active_limits::CannotReplace;
 use crate::service::{Service, Versions};
 use crate::telemetry::events;
 use crate::telemetry::metrics::{Ended, RouteLabel, text};
@@ -41,8 +44,6 @@ use crate::telemetry::trace::Parent;
 const MAX_BODY: usize = 64 << 10;
 const MAX_BATCH_BODY: usize = 1 << 20;
 pub(crate) const MAX_LIMITS_BODY: usize = 4 << 20;
-/// Initial capacity of a response body: fits a decision about one or two limits.
-const TYPICAL_RESPONSE: usize = 1 << 10;
 
 /// How many keys `GET /v1/top` lists: the 50 busiest and the 50 most refused.
 const TOP: usize = 50;
@@ -112,7 +113,7 @@ pub async fn handle(service: &Service, via: Via, request: Request<Incoming>) -> 
 
 /// Handles a check whose body has arrived.
 pub async fn handle_check(service: &Service, context: RequestContext, body: &mut [u8]) -> Response<Reply> {
-    finish(service, context.began, check(service, context, body).await)
+    finish(service, context.began, answer(service, context, ApiCall::Check, body).await)
 }
 
 /// The response to a check whose body did not arrive completely.
@@ -144,83 +145,22 @@ async fn dispatch(
 ) -> Handled {
     let limiter = &service.limiter;
     match endpoint {
-        Endpoint::Check => {
+        Endpoint::Call(call) => {
             let mut body = request_body::read(body, MAX_BODY).await?;
-            check(service, context, &mut body).await
-        }
-        Endpoint::Peek => {
-            let mut body = request_body::read(body, MAX_BODY).await?;
-            let check = CheckBody::read(Reader::new(&mut body)?)?;
-            let decision = limiter.peek(&check.facts).cost(check.cost).await?;
-            service.trace(context.parent, "peek", context.began, &decision);
-            let mut out = Writer::with_capacity(TYPICAL_RESPONSE);
-            decision_json::write_decision(&mut out, limiter, &service.redactor, &decision);
-            Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+            answer(service, context, call, &mut body).await
         }
         Endpoint::Batch => {
             let mut body = request_body::read(body, MAX_BATCH_BODY).await?;
             let text = batch(service, context.parent, &mut body).await?;
             Ok((None, respond(StatusCode::OK, JSON, text)))
         }
-        Endpoint::Reserve => {
-            let mut body = request_body::read(body, MAX_BODY).await?;
-            let Reserve { check, ttl } = Reserve::read(Reader::new(&mut body)?)?;
-            let decision = limiter.reserve(&check.facts, ttl).cost(check.cost).await?;
-            service.trace(context.parent, "reserve", context.began, &decision);
-            Ok((Some(counted(service, &check.facts, &decision)), decision_response(service, &decision)))
-        }
-        Endpoint::Settle => {
-            let mut body = request_body::read(body, MAX_BODY).await?;
-            let settle = Correct::read(Reader::new(&mut body)?)?;
-            let charge = limiter.open_charge(settle.charge).await?.ok_or_else(unknown_charge)?;
-            correction_response(limiter.settle(&charge, settle.actual()?).await?)
-        }
-        Endpoint::Refund => {
-            let mut body = request_body::read(body, MAX_BODY).await?;
-            let refund = Correct::read(Reader::new(&mut body)?)?;
-            let charge = limiter.open_charge(refund.charge).await?.ok_or_else(unknown_charge)?;
-            correction_response(limiter.refund_part(&charge, refund.costs().unwrap_or(Costs::All)).await?)
-        }
-        Endpoint::Acquire => {
-            let mut body = request_body::read(body, MAX_BODY).await?;
-            let check = CheckBody::read(Reader::new(&mut body)?)?;
-            let Acquired { decision, slot } = limiter.acquire(&check.facts).cost(check.cost).await?;
-            service.trace(context.parent, "acquire", context.began, &decision);
-            // From here on the slot belongs to the client. A client that disconnects earlier drops this future, and with
-            // it the slot.
-            let slot = slot.map(|slot| limiter.seal_slot(&slot.keep()));
-            let mut out = Writer::with_capacity(TYPICAL_RESPONSE);
-            decision_json::write_acquired(&mut out, limiter, &service.redactor, &decision, slot.as_deref());
-            Ok((
-                Some(counted(service, &check.facts, &decision)),
-                decision_response_with(service, &decision, out),
-            ))
-        }
-        Endpoint::Release | Endpoint::Renew => {
-            let mut body = request_body::read(body, MAX_BODY).await?;
-            let text = request::read_slot(Reader::new(&mut body)?)?;
-            let slot = limiter.open_slot(text).await?.ok_or_else(unknown_slot)?;
-            let held = match endpoint {
-                Endpoint::Release => limiter.release(&slot).await?,
-                _ => limiter.renew(&slot).await?,
-            };
-            if held { done(true) } else { Err(unknown_slot()) }
-        }
         Endpoint::Usage => {
             let pairs = query::pairs(&head.uri)?;
-            let decision = limiter.usage(&query::facts(&pairs, service)?).await?;
-            let mut out = Writer::default();
-            out.raw("{\"limits\":");
-            decision_json::write_limits(&mut out, &service.redactor, &decision);
-            out.raw("}");
-            Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+            let answer = service.api().usage(&query::facts(&pairs, service)?).await?;
+            Ok((None, answered(service, answer)))
         }
         Endpoint::State => operator::state(service, &head).await,
         Endpoint::Forget => operator::forget(service, &head).await,
-        Endpoint::Explain => {
-            let mut body = request_body::read(body, MAX_BODY).await?;
-            operator::explain(service, &mut body)
-        }
         Endpoint::History => operator::history(service, &head.uri),
         Endpoint::Overrides => Ok((None, overrides::list(service))),
         Endpoint::SetOverride => {
@@ -241,7 +181,7 @@ async fn dispatch(
         Endpoint::Top => {
             let mut out = Writer::default();
             let top = service.metrics.top_keys.top(TOP);
-            decision_json::write_top(&mut out, &top, &limiter.policy(), &service.redactor, &service.key_refs);
+            top_json::write_top(&mut out, &top, &limiter.policy(), &service.redactor, &service.key_refs);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Endpoint::Events => {
@@ -285,16 +225,32 @@ async fn dispatch(
     }
 }
 
-async fn check(service: &Service, context: RequestContext, body: &mut [u8]) -> Handled {
-    let check = CheckBody::read(Reader::new(body)?)?;
-    let decision = service.limiter.check(&check.facts).cost(check.cost).await?;
-    service.trace(context.parent, "check", context.began, &decision);
-    Ok((Some(counted(service, &check.facts, &decision)), decision_response(service, &decision)))
+/// Answers a call, and records its decision.
+async fn answer(service: &Service, context: RequestContext, call: ApiCall, body: &mut [u8]) -> Handled {
+    let mut labels = None;
+    let decided = |facts: &Facts<'_>, decision: &Decision| {
+        service.trace(context.parent, call.name(), context.began, decision);
+        labels = (call != ApiCall::Peek).then(|| counted(service, facts, decision));
+    };
+    let answer = service.api().answer(call, body, decided).await?;
+    Ok((labels, answered(service, answer)))
+}
+
+/// The response with an answer, and with the rate-limit headers of its decision.
+fn answered(service: &Service, answer: ApiAnswer) -> Response<Reply> {
+    let body = match answer.text {
+        Cow::Borrowed(text) => Bytes::from_static(text.as_bytes()),
+        Cow::Owned(text) => Bytes::from(text),
+    };
+    let mut response = respond(answer.status, JSON, body);
+    if let Some(decision) = &answer.decision {
+        service.headers.load().insert(response.headers_mut(), decision);
+    }
+    response
 }
 
 fn limits_response(active: &ActiveLimits) -> Response<Reply> {
-    let text = serde_json::to_string(active).expect("limits have only string keys");
-    let mut response = respond(StatusCode::OK, JSON, text);
+    let mut response = respond(StatusCode::OK, JSON, active.to_json());
     let etag = HeaderValue::from_str(&format!("\"{}\"", active.version)).expect("digits");
     response.headers_mut().insert(header::ETAG, etag);
     response
@@ -377,56 +333,13 @@ fn counted(service: &Service, facts: &Facts<'_>, decision: &Decision) -> (RouteL
     (route, ended(decision))
 }
 
-fn ended(decision: &Decision) -> Ended {
+/// How a decided request ended, for metrics.
+pub(crate) fn ended(decision: &Decision) -> Ended {
     match (decision.degraded(), decision.allowed()) {
         (Some(_), _) => Ended::Degraded,
         (None, true) => Ended::Allowed,
         (None, false) => Ended::Refused,
     }
-}
-
-/// The response to a check or reservation: 200 or 429, with the rate limit headers.
-fn decision_response(service: &Service, decision: &Decision) -> Response<Reply> {
-    let mut out = Writer::with_capacity(TYPICAL_RESPONSE);
-    decision_json::write_decision(&mut out, &service.limiter, &service.redactor, decision);
-    decision_response_with(service, decision, out)
-}
-
-/// The same with a body that is already written.
-fn decision_response_with(service: &Service, decision: &Decision, out: Writer) -> Response<Reply> {
-    let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
-    let mut response = respond(status, JSON, out.finish());
-    service.headers.load().insert(response.headers_mut(), decision);
-    response
-}
-
-fn done(done: bool) -> Handled {
-    let text = if done { "{\"done\":true}" } else { "{\"done\":false}" };
-    Ok((None, respond(StatusCode::OK, JSON, text)))
-}
-
-fn correction_response(correction: Correction) -> Handled {
-    match correction {
-        Correction::Done => done(true),
-        Correction::Repeated => done(false),
-        Correction::Failed => Err(Unavailable.into()),
-        Correction::Full => {
-            let message = "the store is full and cannot record this correction: the charge stays valid, so retry later, or \
-                           raise `memory.max_keys`";
-            Err(ApiError::new(Code::StoreUnavailable, message))
-        }
-        Correction::Unknown => Err(unknown_charge()),
-    }
-}
-
-fn unknown_charge() -> ApiError {
-    let message = "unknown charge: not issued by this store, expired, or already corrected completely";
-    ApiError::new(Code::UnknownCharge, message).at("charge")
-}
-
-fn unknown_slot() -> ApiError {
-    let message = "unknown slot: not issued by this store, released, or expired";
-    ApiError::new(Code::UnknownSlot, message).at("slot")
 }
 
 fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Response<Reply> {

@@ -1,10 +1,12 @@
 //! Accepts the connections of a listener, negotiates TLS, and closes them gracefully when the server stops.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use socket2::{SockFilter, SockRef};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -18,13 +20,30 @@ use crate::transport::connection_budget::{Entered, Room, Seat, Transport};
 
 /// Pause after a failed accept, so that open connections keep being served.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long handshakes that have begun may take before a listener closes; shorter than the second after which a client
+/// repeats a SYN packet, so that a client waits only once.
+const HANDSHAKES: Duration = Duration::from_millis(500);
 
 /// A protocol that a listener serves.
 pub trait Protocol: Clone + Send + Sync + 'static {
-    /// Its ALPN name, if its clients require one: `h2` for gRPC.
-    const NAME: Option<&'static [u8]> = None;
+    /// The ALPN names that it offers, if its clients require one: `h2` for gRPC.
+    const ALPN: &'static [&'static [u8]] = &[];
     /// Its name in metrics.
     const TRANSPORT: Transport;
+
+    /// The most connections that it may have. Further ones are closed at once.
+    fn most_connections(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Reads what comes before TLS, and returns the address of the client; `None` closes the connection.
+    fn prepare(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+    ) -> impl Future<Output = Option<(TcpStream, SocketAddr)>> + Send {
+        std::future::ready(Some((stream, peer)))
+    }
 
     /// Serves one connection until either side closes it, or [`Seat::end`] asks to close it.
     fn serve(self, stream: impl Stream, peer: SocketAddr, seat: Seat) -> impl Future<Output = ()> + Send;
@@ -72,43 +91,126 @@ async fn accept<P: Protocol>(
     protocol: P,
     mut stopped: watch::Receiver<()>,
 ) {
-    let counts = service.metrics.connections(P::TRANSPORT);
-    let (refused, evicted) = (OnceAMinute::default(), OnceAMinute::default());
-    let name = P::TRANSPORT.name();
+    // Connections get a receiver that has not seen the stop, even those that are accepted after it.
+    let (unstopped, [refused, evicted]) = (stopped.clone(), Default::default());
+    let door = Door { room, service, protocol, unstopped, refused, evicted };
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = stopped.changed() => return,
+            _ = stopped.changed() => break,
         };
-        let cause = match accepted {
-            Ok((stream, peer)) => match room.enter(P::TRANSPORT, &stopped).await {
-                Ok(Entered { seat, evicted: made_room }) => {
-                    if made_room {
-                        counts.evicted.fetch_add(1, Relaxed);
-                        evicted.write(|before| {
-                            tracing::warn!(
-                                "the limit of open {name} connections is reached: closing idle ones for new ones \
-                                 ({before} more since the last such line)"
-                            );
-                        });
-                    }
-                    // Responses are small and written at once: Nagle's algorithm would only delay them.
-                    let _ = stream.set_nodelay(true);
-                    counts.open.fetch_add(1, Relaxed);
-                    tokio::spawn(handshake(stream, peer, Arc::clone(&service), protocol.clone(), seat));
-                    continue;
-                }
-                Err(_) => "all allowed connections are in use (raise `ulimit -n`, or add nodes)".to_owned(),
-            },
-            Err(error) => error.to_string(),
+        let admitted = match accepted {
+            Ok((stream, peer)) => door.admit(stream, peer).await,
+            Err(error) => Err(error.to_string()),
         };
-        counts.refused.fetch_add(1, Relaxed);
-        refused.write(|before| {
+        if let Err(cause) = admitted {
+            door.refuse(&cause);
+            sleep(PAUSE).await;
+        }
+    }
+    // With `SO_REUSEPORT` another process may listen on this port: leave new clients to it before closing.
+    if SockRef::from(&listener).reuse_port().unwrap_or(false) {
+        leave_new_clients(&listener);
+        let mut closing = pin!(sleep(HANDSHAKES));
+        loop {
+            let accepted = tokio::select! {
+                () = &mut closing => break,
+                accepted = listener.accept() => accepted,
+            };
+            if let Ok((stream, peer)) = accepted
+                && let Err(cause) = door.admit(stream, peer).await
+            {
+                door.refuse(&cause);
+            }
+        }
+    }
+    // Clients in the queue are connected already: closing the listener would reset them.
+    let Ok(listener) = listener.into_std() else { return };
+    while let Ok((stream, peer)) = listener.accept() {
+        let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+        if let Ok(stream) = stream
+            && let Err(cause) = door.admit(stream, peer).await
+        {
+            door.refuse(&cause);
+        }
+    }
+}
+
+/// Makes the kernel drop further SYN packets to this listener, and nothing else.
+///
+/// Closing a listener resets clients in the middle of their handshake, because the kernel has already chosen this socket for
+/// them. With this filter no handshake begins, those under way end within [`HANDSHAKES`], and a client whose SYN was dropped
+/// sends it again after a second, when only the other process listens.
+fn leave_new_clients(listener: &TcpListener) {
+    // The bytes that the filter sees begin with the TCP header; byte 13 has the flags.
+    const LOAD_BYTE: u16 = 0x30;
+    const AND: u16 = 0x54;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const SYN: u32 = 0x02;
+    const ACK: u32 = 0x10;
+    let filter = [
+        SockFilter::new(LOAD_BYTE, 0, 0, 13),
+        SockFilter::new(AND, 0, 0, SYN | ACK),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, SYN),
+        SockFilter::new(RETURN, 0, 0, 0),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
+    ];
+    if let Err(error) = SockRef::from(listener).attach_filter(&filter) {
+        tracing::warn!(
+            "clients that connect while this listener closes may be reset: no socket filter ({error})"
+        );
+    }
+}
+
+/// Admits connections within the budget.
+struct Door<P> {
+    room: Arc<Room>,
+    service: Arc<Service>,
+    protocol: P,
+    unstopped: watch::Receiver<()>,
+    refused: OnceAMinute,
+    evicted: OnceAMinute,
+}
+
+impl<P: Protocol> Door<P> {
+    /// Starts to serve a connection; the error says why there is no room for it.
+    async fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Result<(), String> {
+        let counts = self.service.metrics.connections(P::TRANSPORT);
+        let name = P::TRANSPORT.name();
+        let most = self.protocol.most_connections();
+        if self.room.open(P::TRANSPORT) >= most {
+            drop(stream);
+            self.refuse(&format!("all {most} are in use (raise `{name}.max_connections`)"));
+            return Ok(());
+        }
+        let Ok(Entered { seat, evicted }) = self.room.enter(P::TRANSPORT, &self.unstopped).await else {
+            return Err("all allowed connections are in use (raise `ulimit -n`, or add nodes)".to_owned());
+        };
+        if evicted {
+            counts.evicted.fetch_add(1, Relaxed);
+            self.evicted.write(|before| {
+                tracing::warn!(
+                    "the limit of open {name} connections is reached: closing idle ones for new ones ({before} more \
+                     since the last such line)"
+                );
+            });
+        }
+        // Responses are small and written at once: Nagle's algorithm would only delay them.
+        let _ = stream.set_nodelay(true);
+        counts.open.fetch_add(1, Relaxed);
+        tokio::spawn(handshake(stream, peer, Arc::clone(&self.service), self.protocol.clone(), seat));
+        Ok(())
+    }
+
+    fn refuse(&self, cause: &str) {
+        self.service.metrics.connections(P::TRANSPORT).refused.fetch_add(1, Relaxed);
+        self.refused.write(|before| {
             tracing::warn!(
-                "cannot accept a {name} connection: {cause} ({before} more since the last such line)"
+                "cannot accept a {} connection: {cause} ({before} more since the last such line)",
+                P::TRANSPORT.name()
             );
         });
-        sleep(PAUSE).await;
     }
 }
 
@@ -120,17 +222,25 @@ async fn handshake<P: Protocol>(
     protocol: P,
     seat: Seat,
 ) {
+    let accepted = async {
+        let (stream, peer) = protocol.prepare(stream, peer).await?;
+        Some((service.acceptor.accept(stream, P::ALPN).await, peer))
+    };
     let accepted = tokio::select! {
         biased;
-        accepted = service.acceptor.accept(stream, P::NAME) => Some(accepted),
+        accepted = accepted => accepted,
         () = seat.needed() => None,
     };
+    let Some((accepted, peer)) = accepted else {
+        tracing::debug!("a connection ended before its first request");
+        service.metrics.connections(P::TRANSPORT).open.fetch_sub(1, Relaxed);
+        return;
+    };
     match accepted {
-        Some(Ok(tls::Stream::Plain(stream))) => protocol.serve(stream, peer, seat).await,
+        Ok(tls::Stream::Plain(stream)) => protocol.serve(stream, peer, seat).await,
         // Boxed, so that the task of a connection without TLS does not reserve memory for it.
-        Some(Ok(tls::Stream::Tls(stream))) => Box::pin(protocol.serve(stream, peer, seat)).await,
-        Some(Err(error)) => tracing::debug!("a TLS handshake failed: {error}"),
-        None => tracing::debug!("a TLS handshake was aborted: a new connection needed its seat"),
+        Ok(tls::Stream::Tls(stream)) => Box::pin(protocol.serve(stream, peer, seat)).await,
+        Err(error) => tracing::debug!("a TLS handshake failed: {error}"),
     }
     service.metrics.connections(P::TRANSPORT).open.fetch_sub(1, Relaxed);
 }

@@ -125,7 +125,7 @@ export async function browser(options = {}, args = []) {
   const started = await chromium.launch({ executablePath: process.env.CHROMIUM, args: ["--no-sandbox", "--disable-dev-shm-usage", ...args] });
   cleanups.push(() => started.close());
   const context = await started.newContext({ viewport: { width: 1280, height: 900 }, timezoneId: "UTC", locale: "en-GB", ...options });
-  context.setDefaultTimeout(15000);
+  context.setDefaultTimeout(60000);
   // `DASHBOARD=src/dashboard` shows edited files without a new build of the server.
   if (process.env.DASHBOARD) {
     await context.route("**/dashboard/*", (route) => route.fulfill({ path: join(process.env.DASHBOARD, new URL(route.request().url()).pathname.split("/").pop()) }));

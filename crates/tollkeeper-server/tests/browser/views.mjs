@@ -56,7 +56,7 @@ await run(async () => {
       await view(page, hash);
       await eventually(`${name} is shown`, async () => (await page.title()).startsWith(title));
       if (["now", "limit", "shadow"].includes(name)) await page.waitForSelector("figure path[d^=M]", { state: "attached" });
-      else await page.waitForLoadState("networkidle").catch(() => {});
+      else await page.waitForLoadState("networkidle", { timeout: 3000 }).catch(() => {}); // never idle while events are streamed
       if (name.startsWith("key") || name === "try") await page.waitForSelector("main table");
       if (name === "policy") await page.waitForFunction(() => document.querySelector("textarea").value.includes("per-user"));
       if (name === "policy") await page.click("text=Check text");

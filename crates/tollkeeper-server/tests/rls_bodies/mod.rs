@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use prost::Message as _;
 use tollkeeper::MemoryStore;
 use tollkeeper::config::{Config, Format};
-use tollkeeper_server::control::active_limits::Source;
+use tollkeeper_engine::api::active_limits::LimitSource;
 use tollkeeper_server::service::Service;
 use tollkeeper_server::store::Store;
 use tollkeeper_server::transport::grpc::decoder::{MAX_DESCRIPTORS, MAX_ENTRIES, Question};
@@ -85,7 +85,7 @@ fn same(question: &Question<'_>, body: &[u8]) {
 fn rls() -> Rls {
     let (config, _) =
         Config::parse("limits.yaml", Format::Yaml, LIMITS.as_bytes(), &|_| None).expect("valid limits");
-    let service = Service::new(config, Source::File, Store::Memory(MemoryStore::default()));
+    let service = Service::new(config, LimitSource::File, Store::Memory(MemoryStore::default()));
     Rls::new(Arc::new(service.expect("nothing to be read")))
 }
 

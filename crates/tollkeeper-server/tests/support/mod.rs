@@ -275,6 +275,17 @@ pub(crate) fn eventually(what: &str, mut test: impl FnMut() -> bool) {
     }
 }
 
+/// Waits until the snapshot in this file includes all that was decided before the call.
+pub(crate) fn snapshot_is_saved(file: &Path) {
+    eventually("a snapshot is saved", || fs::metadata(file).is_ok_and(|file| file.len() > 0));
+    // This one, and one that is being written, may be older than the call. The next one is not.
+    let written = || fs::metadata(file).unwrap().modified().unwrap();
+    for _ in 0..2 {
+        let before = written();
+        eventually("another snapshot is saved", || written() > before);
+    }
+}
+
 #[expect(clippy::disallowed_methods, reason = "polling another process needs a pause")]
 fn pause() {
     std::thread::sleep(Duration::from_millis(10));

@@ -112,7 +112,7 @@ pub(super) fn tollkeeper(mapping: &Mapping) -> JsonFields {
         ("path", Role::Target),
         ("host", Role::Host),
         ("status", Role::Status),
-        ("duration", Role::Duration(Unit::Seconds)),
+        ("duration", Role::Duration(Unit::Micros)),
     ];
     let facts = mapping.used_facts.iter().map(|name| {
         let path = Path(vec!["facts".to_owned(), name.clone()]);

@@ -92,7 +92,7 @@ fn suggestion(suggestion: &Suggestion) -> Value {
         "share": answer.map(|answer| answer.at.share),
         "below": below.map(|below| json!({ "count": below.count, "share": below.share })),
         "keys": answer.map(|answer| answer.at.keys),
-        "line": answer.map(super::super::suggest::Answer::line),
+        "line": answer.map(super::super::suggest::SuggestedRate::line),
         "tried": suggestion.tried.iter().map(|tried| json!([tried.count, tried.share])).collect::<Vec<_>>(),
     })
 }

@@ -30,6 +30,8 @@ pub enum Series {
     Counter(Vec<(Labels, u64)>),
     /// Current values.
     Gauge(Vec<(Labels, u64)>),
+    /// Current times, in seconds.
+    Seconds(Vec<(Labels, f64)>),
     /// Distributions of values.
     Histogram(Vec<(Labels, Counts)>),
 }
@@ -65,6 +67,9 @@ impl Metrics {
             limiter.override_count() as u64,
         ));
         self.add_store(&mut all, store);
+        if let Some(upstream) = self.upstream.get() {
+            upstream.families(&mut all);
+        }
         all
     }
 
@@ -253,14 +258,14 @@ impl Metrics {
     }
 }
 
-fn counter(name: &'static str, help: &'static str, series: Vec<(Labels, u64)>) -> Family {
+pub(crate) fn counter(name: &'static str, help: &'static str, series: Vec<(Labels, u64)>) -> Family {
     Family { name, help, series: Series::Counter(series) }
 }
 
-fn gauge(name: &'static str, help: &'static str, value: u64) -> Family {
+pub(crate) fn gauge(name: &'static str, help: &'static str, value: u64) -> Family {
     Family { name, help, series: Series::Gauge(vec![(Labels::new(), value)]) }
 }
 
-fn labels<const N: usize>(pairs: [(&'static str, &str); N]) -> Labels {
+pub(crate) fn labels<const N: usize>(pairs: [(&'static str, &str); N]) -> Labels {
     pairs.map(|(name, value)| (name, value.to_owned())).into()
 }

@@ -1,7 +1,9 @@
 //! A histogram with fixed buckets, counted in stripes.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
+use super::DURATIONS;
 use super::stripe::{STRIPES, Stripe};
 
 /// Counts values in N buckets with these upper bounds, and one bucket above.
@@ -99,6 +101,28 @@ impl<const N: usize> Histogram<N> {
             .collect();
         buckets.push((f64::INFINITY, sum(&|stripe| &stripe.above)));
         Counts { buckets, sum: sum(&|stripe| &stripe.sum) as f64 / unit }
+    }
+}
+
+/// A histogram of durations from 25 microseconds to a second.
+#[derive(Debug)]
+pub struct DurationHistogram(Histogram<{ DURATIONS.len() }>);
+
+impl Default for DurationHistogram {
+    fn default() -> DurationHistogram {
+        DurationHistogram(Histogram::new(&DURATIONS))
+    }
+}
+
+impl DurationHistogram {
+    /// Records a duration.
+    pub fn record(&self, took: Duration) {
+        self.0.record(Stripe::mine(), u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// The counts so far, in seconds.
+    pub fn counts(&self) -> Counts {
+        self.0.counts(1e9)
     }
 }
 

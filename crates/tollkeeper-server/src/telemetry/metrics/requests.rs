@@ -177,13 +177,17 @@ impl Routes {
 
     #[inline]
     pub(super) fn of(&self, facts: &Facts<'_>) -> RouteLabel {
-        let known = self.0.load();
-        if known.numbers.is_empty() {
+        if self.0.load().numbers.is_empty() {
             return RouteLabel::NONE;
         }
         let Some(value) = facts.get("route") else { return RouteLabel::NONE };
+        self.named(value.text(&mut [0; 48]))
+    }
+
+    pub(super) fn named(&self, name: &str) -> RouteLabel {
+        let known = self.0.load();
         let unknown = if known.more { RouteLabel::OTHER } else { RouteLabel::NONE };
-        known.numbers.get(value.text(&mut [0; 48])).copied().unwrap_or(unknown)
+        known.numbers.get(name).copied().unwrap_or(unknown)
     }
 
     /// Names by route number.

@@ -11,7 +11,7 @@ pub fn write(families: &[Family]) -> String {
         let (name, help) = (family.name, family.help);
         let kind = match family.series {
             Series::Counter(_) => "counter",
-            Series::Gauge(_) => "gauge",
+            Series::Gauge(_) | Series::Seconds(_) => "gauge",
             Series::Histogram(_) => "histogram",
         };
         line(&mut out, format_args!("# HELP {name} {help}."));
@@ -23,6 +23,11 @@ pub fn write(families: &[Family]) -> String {
                 }
             }
             Series::Gauge(series) => {
+                for (labels, value) in series {
+                    line(&mut out, format_args!("{name}{} {value}", LabelSet(None, labels)));
+                }
+            }
+            Series::Seconds(series) => {
                 for (labels, value) in series {
                     line(&mut out, format_args!("{name}{} {value}", LabelSet(None, labels)));
                 }

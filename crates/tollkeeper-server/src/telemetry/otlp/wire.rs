@@ -26,6 +26,7 @@ pub(super) fn metrics(families: &[Family], times: Times) -> Vec<u8> {
                 metric.text(3, unit(family.name));
                 match &family.series {
                     Series::Gauge(series) => metric.message(5, |gauge| numbers(gauge, series, times)),
+                    Series::Seconds(series) => metric.message(5, |gauge| seconds(gauge, series, times)),
                     Series::Counter(series) => metric.message(7, |sum| {
                         numbers(sum, series, times);
                         sum.number(2, CUMULATIVE);
@@ -106,6 +107,17 @@ fn numbers(out: &mut Message, series: &[(Labels, u64)], times: Times) {
             point.fixed(2, times.since);
             point.fixed(3, times.now);
             point.fixed(6, *value);
+            labels.iter().for_each(|(name, value)| label(point, 7, name, value));
+        });
+    }
+}
+
+fn seconds(out: &mut Message, series: &[(Labels, f64)], times: Times) {
+    for (labels, value) in series {
+        out.message(1, |point| {
+            point.fixed(2, times.since);
+            point.fixed(3, times.now);
+            point.double(4, *value);
             labels.iter().for_each(|(name, value)| label(point, 7, name, value));
         });
     }

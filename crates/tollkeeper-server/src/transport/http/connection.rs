@@ -380,9 +380,9 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::command::serve::builtin;
-    use crate::control::active_limits::Source;
     use crate::store::Store;
     use crate::telemetry::events;
+    use tollkeeper_engine::api::active_limits::LimitSource;
 
     pub(crate) const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4711);
 
@@ -391,7 +391,9 @@ pub(crate) mod tests {
 
     pub(crate) fn service() -> Arc<Service> {
         let store = Store::Memory(MemoryStore::default());
-        Arc::new(Service::new(builtin(), Source::Builtin, store).expect("the built-in config reads no files"))
+        Arc::new(
+            Service::new(builtin(), LimitSource::Builtin, store).expect("the built-in config reads no files"),
+        )
     }
 
     /// An in-memory connection. The clock is paused: it advances only while all tasks are idle.

@@ -1,7 +1,7 @@
 //! The dashboard: a page at `/` and its files at `/dashboard/NAME`.
 //!
-//! The files are part of the binary. They contain no data and are open to all; the page reads everything through the
-//! API. Without a required token, `/` is 401 with the page as its body, which then asks for the token.
+//! The files are part of the binary, the modules without their comments. They contain no data and are open to all; the page
+//! reads everything through the API. Without a required token, `/` is 401 with the page as its body, which then asks for the token.
 
 use std::sync::LazyLock;
 
@@ -9,8 +9,8 @@ use hyper::body::Bytes;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
 use tollkeeper_core::digest::{hex, sha256};
+use tollkeeper_engine::api::error::{ApiError, Code};
 
-use super::error::{ApiError, Code};
 use super::response_body::Reply;
 
 const CSS: HeaderValue = HeaderValue::from_static("text/css; charset=utf-8");
@@ -42,11 +42,11 @@ pub static FILES: LazyLock<[File; 8]> = LazyLock::new(|| {
         File::new("", HTML, page),
         File::new("style.css", CSS, include_str!("../../dashboard/style.css")),
         File::new("icon.svg", SVG, include_str!("../../dashboard/icon.svg")),
-        File::new("app.js", JS, include_str!("../../dashboard/app.js")),
-        File::new("chart.js", JS, include_str!("../../dashboard/chart.js")),
-        File::new("data.js", JS, include_str!("../../dashboard/data.js")),
-        File::new("dom.js", JS, include_str!("../../dashboard/dom.js")),
-        File::new("views.js", JS, include_str!("../../dashboard/views.js")),
+        File::new("app.js", JS, without_comments(include_str!("../../dashboard/app.js"))),
+        File::new("chart.js", JS, without_comments(include_str!("../../dashboard/chart.js"))),
+        File::new("data.js", JS, without_comments(include_str!("../../dashboard/data.js"))),
+        File::new("dom.js", JS, without_comments(include_str!("../../dashboard/dom.js"))),
+        File::new("views.js", JS, without_comments(include_str!("../../dashboard/views.js"))),
     ]
 });
 
@@ -56,6 +56,20 @@ impl File {
         let etag = format!("\"{}\"", hex(&sha256(&content)[..8]));
         File { name, kind, etag: HeaderValue::from_str(&etag).expect("hexadecimal digits"), content }
     }
+}
+
+/// A module without comments, empty lines and indentation. Most comments are types, which only `tsc` reads; without them the
+/// files are a tenth smaller. Block comments begin with `/**`, and no string of a module contains that.
+fn without_comments(module: &str) -> String {
+    let mut code = String::with_capacity(module.len());
+    let mut rest = module;
+    while let Some((before, comment)) = rest.split_once("/**") {
+        code.push_str(before);
+        rest = comment.split_once("*/").expect("a block comment ends").1.trim_start_matches(' ');
+    }
+    code.push_str(rest);
+    let lines = code.lines().map(|line| line.trim_start_matches('\t'));
+    lines.filter(|line| !line.is_empty() && !line.starts_with("//")).flat_map(|line| [line, "\n"]).collect()
 }
 
 /// The page, with this status.
@@ -92,4 +106,16 @@ fn respond(file: &File, status: StatusCode, headers: &HeaderMap) -> Response<Rep
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     headers.insert("cross-origin-opener-policy", HeaderValue::from_static("same-origin"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_are_left_out() {
+        let module = "// About.\n\n/** One. @param {string} text */\nfunction f(text) {\n\t// Why.\n\tlet n = /** @type {T} */ (g(text)); // after\n\treturn `//${n}`;\n}\n";
+        let code = "function f(text) {\nlet n = (g(text)); // after\nreturn `//${n}`;\n}\n";
+        assert_eq!(without_comments(module), code);
+    }
 }

@@ -1,30 +1,24 @@
 //! The routing table: method, path, endpoint and required access of every call of the HTTP API.
 
 use hyper::Method;
+use tollkeeper_engine::ApiCall;
+use tollkeeper_engine::api::error::{ApiError, Code};
 
-use super::error::{ApiError, Code};
 use crate::control::access::Permission;
 
 /// What a route leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named after the paths in `ROUTES`")]
 pub enum Endpoint {
-    Check,
+    /// A call with a JSON body, which the engine answers.
+    Call(ApiCall),
     Batch,
-    Peek,
     Usage,
-    Refund,
-    Reserve,
-    Settle,
-    Acquire,
-    Release,
-    Renew,
     Limits,
     PutLimits,
     DeleteLimits,
     State,
     Forget,
-    Explain,
     Overrides,
     SetOverride,
     DeleteOverride,
@@ -60,24 +54,24 @@ const fn route(method: Method, path: &'static str, endpoint: Endpoint, permissio
 
 /// Every route. They are searched in this order, so the most frequent one comes first.
 pub static ROUTES: [Route; 30] = [
-    route(Method::POST, "/v1/check", Endpoint::Check, Permission::Data),
+    route(Method::POST, "/v1/check", Endpoint::Call(ApiCall::Check), Permission::Data),
     route(Method::GET, "/v1/auth", Endpoint::Auth, Permission::Gateway),
     route(Method::GET, "/v1/auth/nginx", Endpoint::AuthNginx, Permission::Gateway),
     route(Method::POST, "/v1/check/batch", Endpoint::Batch, Permission::Data),
-    route(Method::POST, "/v1/peek", Endpoint::Peek, Permission::Data),
-    route(Method::POST, "/v1/reserve", Endpoint::Reserve, Permission::Data),
-    route(Method::POST, "/v1/settle", Endpoint::Settle, Permission::Data),
-    route(Method::POST, "/v1/refund", Endpoint::Refund, Permission::Data),
-    route(Method::POST, "/v1/acquire", Endpoint::Acquire, Permission::Data),
-    route(Method::POST, "/v1/release", Endpoint::Release, Permission::Data),
-    route(Method::POST, "/v1/renew", Endpoint::Renew, Permission::Data),
+    route(Method::POST, "/v1/peek", Endpoint::Call(ApiCall::Peek), Permission::Data),
+    route(Method::POST, "/v1/reserve", Endpoint::Call(ApiCall::Reserve), Permission::Data),
+    route(Method::POST, "/v1/settle", Endpoint::Call(ApiCall::Settle), Permission::Data),
+    route(Method::POST, "/v1/refund", Endpoint::Call(ApiCall::Refund), Permission::Data),
+    route(Method::POST, "/v1/acquire", Endpoint::Call(ApiCall::Acquire), Permission::Data),
+    route(Method::POST, "/v1/release", Endpoint::Call(ApiCall::Release), Permission::Data),
+    route(Method::POST, "/v1/renew", Endpoint::Call(ApiCall::Renew), Permission::Data),
     route(Method::GET, "/v1/usage", Endpoint::Usage, Permission::Usage),
     route(Method::GET, "/v1/limits", Endpoint::Limits, Permission::Data),
     route(Method::PUT, "/v1/limits", Endpoint::PutLimits, Permission::Admin),
     route(Method::DELETE, "/v1/limits", Endpoint::DeleteLimits, Permission::Admin),
     route(Method::GET, "/v1/state", Endpoint::State, Permission::Views),
     route(Method::DELETE, "/v1/state", Endpoint::Forget, Permission::Admin),
-    route(Method::POST, "/v1/explain", Endpoint::Explain, Permission::Views),
+    route(Method::POST, "/v1/explain", Endpoint::Call(ApiCall::Explain), Permission::Views),
     route(Method::GET, "/v1/overrides", Endpoint::Overrides, Permission::Views),
     route(Method::PUT, "/v1/overrides/{limit}/{value}", Endpoint::SetOverride, Permission::Admin),
     route(Method::DELETE, "/v1/overrides/{limit}/{value}", Endpoint::DeleteOverride, Permission::Admin),

@@ -11,11 +11,12 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode, Uri};
 use tollkeeper::{Decision, Span};
-use tollkeeper_tower::address::Client;
+use tollkeeper_tower::address::is_trusted;
 use tollkeeper_tower::body::BufferedBody;
 use tollkeeper_tower::facts::PartialFacts;
 use tollkeeper_tower::headers::{self, Jitter};
 use tollkeeper_tower::problem::{self, Problem};
+use tollkeeper_tower::visit::{Application, Visit};
 use tollkeeper_tower::{Prepared, random};
 
 use super::RequestContext as Asked;
@@ -83,22 +84,35 @@ async fn decide(
             tracing::warn!("refusing forward-auth requests of a misconfigured gateway: {}", problem.detail);
         });
     })?;
-    let client = Client::of(asked.peer, &head.headers, &prepared.settings.http);
-    if !client.trusted {
-        warn_once_of_untrusted(client.ip);
+    if !is_trusted(asked.peer.to_canonical(), &prepared.settings.http.trusted_proxies) {
+        warn_once_of_untrusted(asked.peer.to_canonical());
     }
-    let body = BufferedBody::NotForwarded;
-    let policy = &prepared.policy;
+    let application = Gateway { peer: asked.peer };
+    let visit = Visit { limiter: &service.limiter, prepared, parts: &head, application };
     let mut partial = PartialFacts::default();
-    prepared.reader.head(&head, Some(client), None, &mut partial);
-    if prepared.reader.needs_body(policy, &partial) {
-        prepared.reader.body(&head.headers, &body, Some(client), &mut partial);
+    let client = visit.read_head(&mut partial);
+    if visit.needs_body(&partial) {
+        visit.read_body(&BufferedBody::NotForwarded, client, &mut partial);
     }
-    let read = partial.complete(policy).map_err(|problem| forbidden(problem.detail))?;
-    let request = service.limiter.check(read.facts).also(read.also).under(policy).hold(LONGEST_DELAY);
-    let decision = request.await.map_err(|invalid| forbidden(invalid.to_string()))?;
+    let read = visit.complete(&partial).map_err(|problem| forbidden(problem.detail))?;
+    let decision = visit.check(read).await.map_err(|invalid| forbidden(invalid.to_string()))?;
     service.trace(asked.parent, "auth", asked.began, &decision);
     Ok(Decided { route: service.metrics.route(read.facts), decision, deny })
+}
+
+/// A request that a gateway asks about.
+struct Gateway {
+    peer: IpAddr,
+}
+
+impl Application for Gateway {
+    fn peer(&self) -> Option<IpAddr> {
+        Some(self.peer)
+    }
+
+    fn longest_delay(&self) -> Span {
+        LONGEST_DELAY
+    }
 }
 
 /// The status that the gateway wants for refusals, from `?deny=`. Other parameters are ignored: Caddy may append the

@@ -6,8 +6,7 @@
 use std::sync::LazyLock;
 
 use serde_json::{Value, json};
-
-use super::error::Code;
+use tollkeeper_engine::api::error::Code;
 
 /// The document, as JSON.
 pub static TEXT: LazyLock<String> = LazyLock::new(|| {

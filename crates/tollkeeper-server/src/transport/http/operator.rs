@@ -1,15 +1,14 @@
-//! The calls for operators: what is stored for a key, which limits apply and why, history, and the dry run of new
-//! limits.
+//! The calls for operators: what is stored for a key, history, and the dry run of new limits.
 
 use hyper::http::request::Parts;
 use hyper::{StatusCode, Uri};
 use tollkeeper::{Facts, Policy};
+use tollkeeper_engine::api::decision_json;
+use tollkeeper_engine::api::error::{ApiError, Code};
+use tollkeeper_engine::json::Writer;
 
-use super::error::{ApiError, Code};
-use super::{Handled, JSON, decision_json, done, not_replaced, query, request, respond};
-use crate::json::{Reader, Writer};
+use super::{Handled, JSON, answered, not_replaced, query, respond};
 use crate::key_ref::NamedKey;
-use crate::redact::Redactor;
 use crate::service::Service;
 use crate::telemetry::history::Period;
 
@@ -29,7 +28,8 @@ pub(super) async fn state(service: &Service, head: &Parts) -> Handled {
 /// `DELETE /v1/state`: forgets one key.
 pub(super) async fn forget(service: &Service, head: &Parts) -> Handled {
     let (limit, pairs) = named_key(service, &head.uri, "DELETE")?;
-    done(service.limiter.forget(&limit, &query::facts(&pairs, service)?).await?)
+    let answer = service.api().forget(&limit, &query::facts(&pairs, service)?).await?;
+    Ok((None, answered(service, answer)))
 }
 
 /// The limit and the facts in the query: `limit=NAME&fact=value…`, or `ref=…`.
@@ -82,46 +82,6 @@ fn facts_of(policy: &Policy, key: NamedKey) -> Result<Vec<(String, String)>, Api
 fn key_ref(service: &Service, limit: &str, facts: &Facts<'_>) -> Result<String, ApiError> {
     let keys = service.limiter.policy().key_texts(limit, facts)?;
     Ok(service.key_refs.seal(limit, keys.iter().map(Option::as_deref)))
-}
-
-/// `POST /v1/explain`: which limits apply, and why.
-pub(super) fn explain(service: &Service, body: &mut [u8]) -> Handled {
-    let policy = service.limiter.policy();
-    let facts = request::read_explain(Reader::new(body)?)?;
-    let facts = query::operator_facts(&facts, service)?;
-    let mut out = Writer::default();
-    write_explained(&mut out, &policy, &facts, &service.redactor)?;
-    Ok((None, respond(StatusCode::OK, JSON, out.finish())))
-}
-
-/// Writes for each limit whether it applies to these facts and why: `{"limits":[…]}`.
-pub fn write_explained(
-    out: &mut Writer,
-    policy: &Policy,
-    facts: &Facts<'_>,
-    redactor: &Redactor,
-) -> Result<(), tollkeeper::InvalidRequest> {
-    let explained = policy.explain(facts)?;
-    out.raw("{\"limits\":");
-    out.list(&explained, |out, limit| {
-        out.raw("{\"name\":");
-        out.text(limit.rule.name());
-        out.raw(",\"mode\":");
-        out.text(limit.rule.mode().name());
-        out.raw(",\"applies\":");
-        out.bool(limit.applicability.applies());
-        out.raw(",\"why\":");
-        out.text(&limit.applicability.to_string());
-        out.raw(",\"key\":");
-        out.or_null(limit.applicability.key(), |out, key| {
-            out.text(&redactor.redact_key(policy.declared(), limit.rule.by(), key));
-        });
-        out.raw(",\"cost\":");
-        out.or_null(limit.rule.cost_fact(), Writer::text);
-        out.raw("}");
-    });
-    out.raw("}");
-    Ok(())
 }
 
 /// `GET /v1/history`: counts per step.

@@ -3,12 +3,13 @@
 use hyper::{Response, StatusCode};
 use tollkeeper::policy::InvalidOverride;
 use tollkeeper::{Allowance, KeyOverride, OverrideError, Policy, Span};
+use tollkeeper_engine::api::error::{ApiError, Code};
+use tollkeeper_engine::api::redact::Redactor;
+use tollkeeper_engine::api::{call, request};
+use tollkeeper_engine::json::{Reader, Writer};
 
-use super::error::{ApiError, Code};
 use super::response_body::Reply;
-use super::{Handled, JSON, done, query, request, respond};
-use crate::json::{Reader, Writer};
-use crate::redact::Redactor;
+use super::{Handled, JSON, answered, query, respond};
 use crate::service::{CannotOverride, Service};
 
 /// `GET /v1/overrides`.
@@ -36,7 +37,8 @@ pub(super) async fn set(service: &Service, path: &str, body: &mut [u8]) -> Handl
 /// `DELETE /v1/overrides/LIMIT/VALUE`.
 pub(super) async fn delete(service: &Service, path: &str) -> Handled {
     let (limit, key) = named(service, path)?;
-    done(service.remove_override(&limit, &key).await.map_err(not_set)?)
+    let removed = service.remove_override(&limit, &key).await.map_err(not_set)?;
+    Ok((None, answered(service, call::done(removed))))
 }
 
 /// The limit and the key in the path. Each segment is percent-decoded once.

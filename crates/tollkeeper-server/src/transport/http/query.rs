@@ -1,10 +1,11 @@
 //! Reads facts from the query of a URI.
 
 use hyper::Uri;
+use tollkeeper::Facts;
 use tollkeeper::facts::MAX_FACTS;
-use tollkeeper::{Facts, InvalidRequest, Policy, Value};
+use tollkeeper_engine::api::error::{ApiError, Code};
+use tollkeeper_engine::api::operator_facts;
 
-use super::error::{ApiError, Code};
 use crate::service::Service;
 
 /// The decoded names and values of a query. A name may appear only once.
@@ -40,36 +41,9 @@ pub fn facts<'p>(pairs: &'p [(String, String)], service: &Service) -> Result<Fac
     let policy = service.limiter.policy();
     let mut facts = Facts::new();
     for (name, value) in pairs {
-        insert(&mut facts, name, value, service, &policy)?;
+        operator_facts::insert(&mut facts, name, value, &policy, &service.redactor)?;
     }
     Ok(facts)
-}
-
-/// The same facts, in which the value of a hashed fact may be given as `sha256:…`.
-pub fn operator_facts<'f>(facts: &'f Facts<'f>, service: &Service) -> Result<Facts<'f>, ApiError> {
-    let policy = service.limiter.policy();
-    let mut read = Facts::new();
-    for (name, value) in facts.iter() {
-        match value {
-            Value::Text(text) => insert(&mut read, name, text, service, &policy)?,
-            value => read.insert(name, value.clone()).map_err(InvalidRequest::Fact)?,
-        }
-    }
-    Ok(read)
-}
-
-fn insert<'v>(
-    facts: &mut Facts<'v>,
-    name: &'v str,
-    value: &'v str,
-    service: &Service,
-    policy: &Policy,
-) -> Result<(), ApiError> {
-    let value = service.redactor.value(policy.declared(), name, value).map_err(|error| {
-        let message = format!("fact `{name}`: {error}");
-        ApiError::new(Code::InvalidFact, message).at(format!("facts.{name}"))
-    })?;
-    Ok(facts.insert(name, value).map_err(InvalidRequest::Fact)?)
 }
 
 /// Decodes a query component: `+` is a space, `%41` is `A`.

@@ -6,8 +6,7 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use tokio::time::sleep;
-
-use crate::transport::http::error::{ApiError, Code};
+use tollkeeper_engine::api::error::{ApiError, Code};
 
 /// How long a body may take to arrive.
 pub const TIMEOUT: Duration = Duration::from_secs(10);

@@ -3,11 +3,11 @@
 use tollkeeper::LimitDecision;
 use tollkeeper::facts::DeclaredFacts;
 use tollkeeper::{Decision, Facts, InvalidRequest, Limiter, Retry, Span, Verdict};
+use tollkeeper_engine::api::error::{ApiError, Code};
+use tollkeeper_engine::api::redact::Redactor;
 
 use super::parse::Arguments;
 use super::reply::Replies;
-use crate::redact::Redactor;
-use crate::transport::http::error::{ApiError, Code};
 
 /// Reads `[COST n] fact value …`.
 pub fn read(arguments: Arguments<'_>) -> Result<(Facts<'_>, u64), ApiError> {

@@ -41,7 +41,7 @@ pub enum Name {
 
 /// One row of the command table.
 #[derive(Debug)]
-pub struct Entry {
+pub struct CommandRow {
     /// Its name in lower case: `cl.throttle`.
     pub name: &'static str,
     /// Its identifier.
@@ -61,15 +61,15 @@ const fn entry(
     words: (usize, usize),
     keys: (u64, i64, u64),
     summary: &'static str,
-) -> Entry {
-    Entry { name, what, words, keys, summary }
+) -> CommandRow {
+    CommandRow { name, what, words, keys, summary }
 }
 
 const NONE: (u64, i64, u64) = (0, 0, 0);
 const ONE: (u64, i64, u64) = (1, 1, 1);
 
 /// Every command. They are searched in this order, so the most frequent come first.
-static ALL: [Entry; 16] = [
+static ALL: [CommandRow; 16] = [
     entry("cl.throttle", Name::ClThrottle, (5, 6), ONE, "Checks a limit given in the command"),
     entry("tk.check", Name::TkCheck, (1, MANY), NONE, "Checks the limits of the policy and charges them"),
     entry("throttle", Name::Throttle, (5, 6), ONE, "Checks a limit given in the command"),
@@ -90,11 +90,11 @@ static ALL: [Entry; 16] = [
 
 /// Finds a command by its name, in upper or lower case.
 #[inline]
-pub fn find(name: &[u8]) -> Option<&'static Entry> {
+pub fn find(name: &[u8]) -> Option<&'static CommandRow> {
     ALL.iter().find(|entry| name.eq_ignore_ascii_case(entry.name.as_bytes()))
 }
 
-impl Entry {
+impl CommandRow {
     /// Whether it accepts so many words, including its name.
     pub fn takes(&self, words: usize) -> bool {
         (self.words.0..=self.words.1).contains(&words)
@@ -140,7 +140,7 @@ pub fn count(out: &mut Replies) {
 /// Replies to `COMMAND DOCS`.
 pub fn document<'n>(out: &mut Replies, names: impl ExactSizeIterator<Item = &'n [u8]>) {
     let all = names.len() == 0;
-    let named: Vec<&Entry> = if all { ALL.iter().collect() } else { names.filter_map(find).collect() };
+    let named: Vec<&CommandRow> = if all { ALL.iter().collect() } else { names.filter_map(find).collect() };
     out.map(named.len());
     for entry in named {
         out.bulk(entry.name.as_bytes());

@@ -18,6 +18,7 @@ use tokio::time::{self, sleep, timeout};
 use tollkeeper::store::StoreFuture;
 use tollkeeper::{Decision, KeyDecision, OnStoreFailure, Verb};
 use tollkeeper_core::toll::TollRequest;
+use tollkeeper_engine::api::error::ApiError;
 
 use super::commands::{self, Name};
 use super::parse::{Arguments, Parser, ProtocolError};
@@ -30,7 +31,6 @@ use crate::telemetry::metrics::{Ended, Endings, RouteLabel};
 use crate::telemetry::refusal_log::Refusal;
 use crate::telemetry::trace::SpanOutcome;
 use crate::transport::connection_budget::{self, Seat, Transport};
-use crate::transport::http::error::ApiError;
 use crate::transport::listener::{Protocol, Stream};
 
 /// How long a connection may be without a command. Client pools keep idle connections.

@@ -1,7 +1,7 @@
 //! The state of one connection (id, name, authentication), and the commands that Redis clients send to set it up.
 
 use super::Resp;
-use super::commands::{self, Entry, Name};
+use super::commands::{self, CommandRow, Name};
 use super::parse::Arguments;
 use super::reply::{Protocol, Replies};
 
@@ -35,7 +35,13 @@ impl Session {
     }
 
     /// Replies to every command but checks and `DEL`.
-    pub(super) fn answer(&mut self, resp: &Resp, entry: &Entry, arguments: Arguments<'_>, out: &mut Replies) {
+    pub(super) fn answer(
+        &mut self,
+        resp: &Resp,
+        entry: &CommandRow,
+        arguments: Arguments<'_>,
+        out: &mut Replies,
+    ) {
         let word = |at| arguments.get(at).unwrap_or_default();
         match entry.what {
             Name::Ping if arguments.len() == 1 => out.simple("PONG"),
@@ -170,7 +176,7 @@ impl Session {
 
 const SYNTAX: &str = "ERR Syntax error in HELLO (try HELLO 3 AUTH name password SETNAME name)";
 
-fn unknown(entry: &Entry, word: &[u8], out: &mut Replies) {
+fn unknown(entry: &CommandRow, word: &[u8], out: &mut Replies) {
     out.error(&format!("ERR unknown subcommand '{}' of '{}'", shown(word), entry.name));
 }
 

@@ -12,18 +12,18 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tollkeeper::config::{Config, Format, TokenDigest};
 use tollkeeper::{Capacity, Clock, ManualClock, MemoryStore, Span, Time};
+use tollkeeper_engine::api::decision_json::write_decision;
+use tollkeeper_engine::json::Writer;
 
 use super::connection::serve;
 use super::*;
 use crate::command::serve::builtin;
 use crate::control::access::Tokens;
-use crate::control::active_limits::Source;
-use crate::json::Writer;
 use crate::store::Store;
 use crate::telemetry::metrics::text;
 use crate::transport::connection_budget::Seat;
 use crate::transport::http::connection::tests::PEER;
-use crate::transport::http::decision_json::write_decision;
+use tollkeeper_engine::api::active_limits::LimitSource;
 
 struct World {
     clock: ManualClock,
@@ -33,8 +33,9 @@ struct World {
 fn world_of(config: Config) -> World {
     let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
     let store = Store::Memory(MemoryStore::new(Capacity::default(), Clock::manual(&clock)));
-    let service =
-        Arc::new(Service::new(config, Source::Builtin, store).expect("the built-in config reads no files"));
+    let service = Arc::new(
+        Service::new(config, LimitSource::Builtin, store).expect("the built-in config reads no files"),
+    );
     World { clock, resp: Arc::new(Resp::new(service, OnStoreFailure::Local)) }
 }
 

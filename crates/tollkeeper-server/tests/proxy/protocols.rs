@@ -1,0 +1,268 @@
+//! TLS on both sides, Unix sockets, gRPC, the PROXY protocol, and the flags of the command.
+
+use std::io::{BufRead as _, Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::net::UnixListener;
+use std::process::Command;
+
+use tollkeeper_tests::certificates::Authority;
+use tonic::transport::Channel;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::support::{Client, Folder, PATIENCE, Server, eventually, output, run, text, tollkeeper};
+use crate::upstream::{Upstream, shown};
+use crate::{Proxy, UNLIMITED};
+
+fn curl(args: &[&str]) -> String {
+    let output = output(Command::new("curl").args(["--silent", "--show-error", "--noproxy", "*"]).args(args));
+    format!("{}{}", text(&output.stdout), text(&output.stderr)).trim().to_owned()
+}
+
+#[test]
+fn tls_on_both_sides() {
+    let upstream = Upstream::ok();
+    let authority = Authority::new();
+    let (cert, key) = authority.certify("server", "IP:127.0.0.1,DNS:localhost");
+    let tls = format!("tls: {{ cert: {}, key: {} }}\n{UNLIMITED}", cert.display(), key.display());
+    // The inner proxy accepts TLS; the outer one speaks it to the inner one.
+    let inner = Proxy::start(&upstream.url(), &tls, &[]);
+    let ca = authority.certificate().display().to_string();
+    let url = format!("https://localhost:{}", inner.address.port());
+    let outer = Proxy::start(&url, &tls, &["--upstream-ca", &ca, "--host-header", "upstream"]);
+    let target = format!("https://localhost:{}/x", outer.address.port());
+    for version in ["--http1.1", "--http2"] {
+        let printed =
+            curl(&["--cacert", &ca, version, "--write-out", " %{http_code} %{http_version}", &target]);
+        let expected = if version == "--http2" { "ok 200 2" } else { "ok 200 1.1" };
+        assert_eq!(printed, expected);
+    }
+    let arrived = String::from_utf8(upstream.take().concat()).unwrap();
+    assert!(arrived.contains("x-forwarded-proto: https"), "{arrived}");
+    assert!(arrived.contains(&format!("host: localhost:{}", inner.address.port())), "{arrived}");
+    // Without the CA, the upstream is not trusted.
+    let untrusting = Proxy::start(&url, UNLIMITED, &[]);
+    assert_eq!(untrusting.client().request("GET", "/x", "").status, 502);
+}
+
+#[test]
+fn certificate_is_reloaded_for_new_connections() {
+    let upstream = Upstream::ok();
+    let (first, second) = (Authority::new(), Authority::new());
+    let folder = Folder::new();
+    let install = |authority: &Authority| {
+        let (cert, key) = authority.certify("server", "DNS:localhost");
+        let (cert, key) = (std::fs::read_to_string(cert).unwrap(), std::fs::read_to_string(key).unwrap());
+        folder.write("key.pem", &key);
+        folder.write("cert.pem", &cert);
+    };
+    install(&first);
+    let path = folder.path().display();
+    let config = format!("tls: {{ cert: {path}/cert.pem, key: {path}/key.pem }}\n{UNLIMITED}");
+    let proxy = Proxy::start(&upstream.url(), &config, &[]);
+    let url = format!("https://localhost:{}/x", proxy.address.port());
+    let trusts = |authority: &Authority| {
+        curl(&["--cacert", &authority.certificate().display().to_string(), &url]) == "ok"
+    };
+    assert!(trusts(&first) && !trusts(&second));
+    install(&second);
+    proxy.api.signal("HUP");
+    eventually("the new certificate is used", || trusts(&second));
+}
+
+#[test]
+fn unix_socket_upstream() {
+    let folder = Folder::new();
+    let path = folder.path().join("app.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut bytes = vec![0; 4096];
+            let count = stream.read(&mut bytes).unwrap();
+            let head = String::from_utf8_lossy(&bytes[..count]).replace("\r\n", "|");
+            stream
+                .write_all(
+                    format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{head}", head.len()).as_bytes(),
+                )
+                .unwrap();
+        }
+    });
+    let proxy = Proxy::start(&format!("unix:{}", path.display()), UNLIMITED, &[]);
+    let answer = proxy.client().request_with("GET", "/x", &[], b"");
+    assert!(answer.text().starts_with("GET /x HTTP/1.1|"), "{answer:?}");
+}
+
+/// A real tonic service behind the proxy: this project's own.
+#[tokio::test(flavor = "multi_thread")]
+async fn grpc_calls_pass_and_are_refused_as_grpc() {
+    let folder = Folder::new();
+    let file = folder.write("upstream.yaml", UNLIMITED);
+    let service = Server::with(&["--grpc", "127.0.0.1:0", "--config", file.to_str().unwrap()]);
+    let config = "limits: [{ name: day, rate: 2/day }]\nproxy: { upstream_protocol: http2 }\n";
+    let proxy = Proxy::start(&format!("http://{}", service.listens("grpc")), config, &[]);
+    let channel = Channel::from_shared(format!("http://{}", proxy.address)).unwrap().connect().await.unwrap();
+    let mut client = HealthClient::new(channel);
+    for _ in 0..2 {
+        let answer = client.check(HealthCheckRequest::default()).await.unwrap();
+        assert_eq!(answer.into_inner().status(), ServingStatus::Serving);
+    }
+    let refused = client.check(HealthCheckRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+}
+
+/// The limit and the upstream both see the client's address.
+#[test]
+fn proxy_protocol_names_the_client() {
+    let upstream = Upstream::ok();
+    let config = "http: { trusted_proxies: [127.0.0.1/32] }\nproxy: { accept_proxy_protocol: true }\n\
+                  limits: [{ name: per-ip, by: ip, rate: 1/day }]\n";
+    let proxy = Proxy::start(&upstream.url(), config, &[]);
+    let v2 = [b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c".as_slice(), &[192, 0, 2, 8, 10, 0, 0, 1, 1, 1, 0, 80]]
+        .concat();
+    for (header, ip) in
+        [(b"PROXY TCP4 192.0.2.7 10.0.0.1 4242 80\r\n".to_vec(), "192.0.2.7"), (v2, "192.0.2.8")]
+    {
+        for (expected, split) in [(200, true), (429, false)] {
+            let mut client = Client::to(proxy.address);
+            let request =
+                [&header[..], b"GET /x HTTP/1.1\r\nhost: a\r\nx-forwarded-for: 1.2.3.4\r\n\r\n"].concat();
+            match split {
+                true => request.iter().for_each(|byte| client.send(&[*byte])),
+                false => client.send(&request),
+            }
+            assert_eq!(client.answer().status, expected);
+        }
+        let arrived = String::from_utf8(upstream.take().concat()).unwrap();
+        assert!(arrived.contains(&format!("x-forwarded-for: {ip}\r\n")), "{arrived}");
+    }
+    // A listener that expects the protocol accepts nothing else.
+    for garbage in
+        ["GET /x HTTP/1.1\r\nhost: a\r\n\r\n", "PROXY TCP4 a b c d\r\n", "\r\n\r\n\0\r\nQUIX\n!!!!"]
+    {
+        let mut stream = TcpStream::connect(proxy.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let _ = stream.write_all(garbage.as_bytes());
+        assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "{garbage:?} is not answered");
+    }
+    assert_eq!(upstream.count(), 0);
+}
+
+#[test]
+fn proxy_protocol_of_untrusted_peers_is_closed() {
+    let upstream = Upstream::ok();
+    let config = format!(
+        "http: {{ trusted_proxies: [10.0.0.0/8] }}\nproxy: {{ accept_proxy_protocol: true }}\n{UNLIMITED}"
+    );
+    let proxy = Proxy::start(&upstream.url(), &config, &[]);
+    let mut stream = TcpStream::connect(proxy.address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let _ = stream.write_all(b"PROXY TCP4 192.0.2.7 10.0.0.1 42 80\r\nGET /x HTTP/1.1\r\nhost: a\r\n\r\n");
+    assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
+    assert_eq!(upstream.count(), 0);
+}
+
+#[test]
+fn prefix_of_the_url_precedes_every_path() {
+    let upstream = Upstream::ok();
+    let proxy = Proxy::start(&format!("{}/base/", upstream.url()), UNLIMITED, &[]);
+    assert_eq!(proxy.client().request("GET", "/x?y=z", "").status, 200);
+    let arrived = shown(&upstream.take()[0]);
+    assert!(arrived.starts_with("GET /base/x?y=z HTTP/1.1"), "{arrived}");
+}
+
+#[test]
+fn no_path_leads_out_of_the_prefix() {
+    let upstream = Upstream::ok();
+    let proxy = Proxy::start(&format!("{}/base", upstream.url()), UNLIMITED, &[]);
+    let paths = [
+        "/../x",
+        "/a/../../x",
+        "/%2E%2e/x",
+        "/..%2fx",
+        "/a%2F..",
+        "/..%5Cx",
+        "/..\\x",
+        "/..;a/x",
+        "/..%3ba/x",
+    ];
+    for path in paths {
+        assert_eq!(proxy.client().request("GET", path, "").status, 400, "{path}");
+    }
+    assert_eq!(upstream.count(), 0);
+    for path in ["/..x", "/x..", "/.../x", "/x?..=/../"] {
+        assert_eq!(proxy.client().request("GET", path, "").status, 200, "{path}");
+    }
+}
+
+#[test]
+fn without_a_config_a_limit_by_address_applies() {
+    let upstream = Upstream::ok();
+    let mut command = tollkeeper();
+    let api = Server::launch(command.args([
+        "proxy",
+        &upstream.url(),
+        "--listen",
+        "127.0.0.1:0",
+        "--http",
+        "127.0.0.1:0",
+    ]));
+    let mut client = Client::to(api.listens("proxy"));
+    let statuses: Vec<u16> = (0..101).map(|_| client.request("GET", "/x", "").status).collect();
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 100);
+    assert_eq!(statuses.last(), Some(&429));
+    api.logs("limit `demo`, by `ip`");
+}
+
+#[test]
+fn unusable_urls_exit_with_2() {
+    for (url, reason) in [
+        ("ftp://a", "must begin with http://"),
+        ("http://u:hunter2@a", "remove the user name"),
+        ("http://a/?q", "remove the query"),
+        ("http://a/#f", "remove the fragment"),
+    ] {
+        let ended = run(&["proxy", url]);
+        assert_eq!(ended.status.code(), Some(2));
+        assert!(text(&ended.stderr).contains(reason), "{}", text(&ended.stderr));
+        assert!(!text(&ended.stderr).contains("hunter2"), "{}", text(&ended.stderr));
+    }
+}
+
+#[test]
+fn settings_of_the_proxy_are_reloaded() {
+    let upstream = Upstream::ok();
+    let proxy = Proxy::start(&upstream.url(), UNLIMITED, &[]);
+    assert_eq!(proxy.client().request("GET", "/x", "").status, 200);
+    assert!(!shown(&upstream.take()[0]).contains(&upstream.address.to_string()));
+    proxy.folder.write("tollkeeper.yaml", &format!("proxy: {{ host_header: upstream }}\n{UNLIMITED}"));
+    proxy.api.signal("HUP");
+    eventually("the new setting is used", || {
+        assert_eq!(proxy.client().request("GET", "/x", "").status, 200);
+        shown(&upstream.take()[0]).contains(&format!("host: {}", upstream.address))
+    });
+}
+
+/// What the dashboard shows of the upstream.
+#[test]
+fn events_show_the_upstream() {
+    let upstream = Upstream::ok();
+    let proxy = Proxy::start(&upstream.url(), UNLIMITED, &[]);
+    assert_eq!(proxy.client().request("GET", "/x", "").status, 200);
+    let mut events = proxy.api.client();
+    events.send(format!("GET /v1/events HTTP/1.1\r\nhost: {}\r\n\r\n", proxy.api.address).as_bytes());
+    let mut stream = std::io::BufReader::new(&mut events.stream);
+    let mut line = String::new();
+    while !line.contains("\"upstream\"") {
+        line.clear();
+        assert!(stream.read_line(&mut line).unwrap() > 0, "the stream has ended");
+    }
+    let event: serde_json::Value = serde_json::from_str(line.trim().trim_start_matches("data: ")).unwrap();
+    let view = &event["upstream"];
+    assert_eq!(
+        (&view["url"], &view["limit"], &view["errors"]),
+        (&upstream.url().into(), &512.into(), &0.into())
+    );
+    assert_eq!(view["addresses"][0]["address"], upstream.address.to_string());
+    assert_eq!(view["addresses"][0]["ejected"], false);
+}
