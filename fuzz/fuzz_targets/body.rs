@@ -5,9 +5,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value};
-use tollkeeper_server::json::{self, Kind, Malformed, Reader, Writer};
-use tollkeeper_server::transport::http::error::ApiError;
-use tollkeeper_server::transport::http::request::{CheckBody, MAX_BATCH, read_batch};
+use tollkeeper_engine::api::error::ApiError;
+use tollkeeper_engine::api::request::{CheckBody, MAX_BATCH, read_batch};
+use tollkeeper_engine::json::{self, Kind, Malformed, Reader, Writer};
 
 /// Maximum nesting of our reader; that of `serde_json` is 128.
 const DEPTH: usize = 32;

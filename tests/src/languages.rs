@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::{Mutex, PoisonError};
 
+use crate::binary;
+
 /// A folder in `target/languages`.
 pub fn folder(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
@@ -21,6 +23,19 @@ pub fn run(command: &mut Command) -> String {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {complaint}");
     String::from_utf8_lossy(&output.stdout).replace('\r', "")
+}
+
+/// Runs a test runner of another language on this build of `tollkeeper`, without the proxies of the environment. If a
+/// test fails, this one does, with all that it printed.
+pub fn run_tests(runner: &mut Command) {
+    runner.env("TOLLKEEPER", binary::tollkeeper());
+    for proxy in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+        runner.env_remove(proxy);
+    }
+    let output = runner.output();
+    let output = output.unwrap_or_else(|error| panic!("{}: {error}", runner.get_program().display()));
+    let [printed, complaint] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(output.status.success(), "{printed}{complaint}");
 }
 
 /// A folder in which Node.js finds these packages, such as `express@5`.

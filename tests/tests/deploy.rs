@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -58,6 +58,14 @@ impl Drop for Process {
     }
 }
 
+/// A proxy with everything that has metrics of its own.
+const PROXY: &str = "\
+limits: [{ name: per-address, by: ip, rate: 100000/min }]
+proxy:
+  concurrency: { adaptive: true, min: 8, max: 64 }
+  single_flight: [{ when: { path: \"/healthz\" }, by: [host, path, query] }]
+";
+
 /// A running service.
 struct Service {
     _process: Process,
@@ -66,19 +74,36 @@ struct Service {
 
 impl Service {
     fn start(config: &Path, more: &[&str]) -> Service {
+        Service::launch(&["serve", "--grpc", "off", "--resp", "off"], config, more).0
+    }
+
+    /// A proxy in front of a URL, and the address at which it accepts requests.
+    fn proxy(url: &str, config: &Path, more: &[&str]) -> (Service, String) {
+        let (service, listening) = Service::launch(&["proxy", url, "--listen", "127.0.0.1:0"], config, more);
+        (service, listening["proxy"].clone())
+    }
+
+    /// Starts the command, and returns its listeners by name, too.
+    fn launch(command: &[&str], config: &Path, more: &[&str]) -> (Service, BTreeMap<String, String>) {
         let mut child = Command::new(tollkeeper())
-            .args(["serve", "--grpc", "off", "--resp", "off", "--http", "127.0.0.1:0", "--config"])
+            .args(command)
+            .args(["--http", "127.0.0.1:0", "--config"])
             .arg(config)
             .args(more)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address =
-            line.trim().strip_prefix("listening http=").expect("the server prints its address").to_owned();
-        Service { _process: Process(child), address }
+        let listeners = if command[0] == "proxy" { 2 } else { 1 };
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().take(listeners);
+        let listening: BTreeMap<String, String> = lines
+            .map(|line| {
+                let line = line.unwrap();
+                let (name, address) = line.strip_prefix("listening ").unwrap().split_once('=').unwrap();
+                (name.to_owned(), address.to_owned())
+            })
+            .collect();
+        (Service { _process: Process(child), address: listening["http"].clone() }, listening)
     }
 
     fn check(&self, facts: &str) {
@@ -209,15 +234,23 @@ fn documented_metrics_exist_and_panels_show_data() {
     let log = folder.path().join("admissions.jsonl").display().to_string();
     let memory = Service::start(&config, &["--log-admissions", &log]);
     let shared = Service::start(&config, &["--store", &redis.url()]);
-    let prometheus = Prometheus::start(&[&memory, &shared]);
-    prometheus.scraped(2);
+    let proxied = folder.write("proxy.yaml", PROXY);
+    let log = folder.path().join("access.jsonl").display().to_string();
+    let (proxy, entrance) =
+        Service::proxy(&format!("http://{}", memory.address), &proxied, &["--access-log", &log]);
+    eventually("the adaptive limit has measured its floor", || {
+        run(Command::new("curl").args(["-sf", &format!("http://{entrance}/healthz?n=[1-50]")]));
+        proxy.metrics().contains("\ntollkeeper_proxy_concurrency_floor_seconds ")
+    });
+    let prometheus = Prometheus::start(&[&memory, &shared, &proxy]);
+    prometheus.scraped(3);
     for service in [&memory, &shared] {
         load(service);
     }
     folder.write("tollkeeper.yaml", "limits: nonsense");
     let failed = "tollkeeper_config_reloads_total{result=\"failed\"}";
     eventually("the broken file is rejected", || memory.metric(failed) > 0.0 && shared.metric(failed) > 0.0);
-    prometheus.scraped(2);
+    prometheus.scraped(3);
     // The denial bound answers the later refusals.
     assert!(shared.metric("tollkeeper_store_duration_seconds_count{op=\"decide\"}") >= 2.0);
     assert_eq!(shared.metric("tollkeeper_breaker_state"), 0.0);
@@ -233,10 +266,10 @@ fn documented_metrics_exist_and_panels_show_data() {
         .map(|kind| shared.metric(&format!("tollkeeper_store_errors_total{{kind=\"{kind}\"}}")))
         .sum();
     assert!(errors > 0.0);
-    prometheus.scraped(2);
+    prometheus.scraped(3);
 
     // The names as Prometheus stored them: what it cannot parse would be missing.
-    let pages = memory.metrics() + &shared.metrics();
+    let pages = memory.metrics() + &shared.metrics() + &proxy.metrics();
     let stored: BTreeSet<String> = prometheus
         .query("group by (__name__) ({job=\"tollkeeper\"})")
         .iter()

@@ -335,7 +335,7 @@ impl Envoy {
     }
 }
 
-/// Starts an application that responses every request with 200, and returns its port. It runs until the process ends.
+/// Starts an application that answers every request with 200, and returns its port. It runs until the process ends.
 fn app() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = listener.local_addr().expect("bound").port();

@@ -60,3 +60,32 @@ fn forked_process_does_not_save_the_snapshot() {
     assert!(node.wait().expect("it ends").success());
     let _ = std::fs::remove_dir_all(folder);
 }
+
+/// On Redis both processes share one count. In memory the child goes on from its copy, and is warned of it once.
+#[test]
+fn forked_engine_goes_on_and_leaves_slots_alone() {
+    let folder = folder();
+    let shim = shim(&folder);
+    let server = Server::start();
+    server.connect();
+    for (store, counts) in [
+        (server.url(), [["child", "90", "0"], ["parent", "0", "0"]]),
+        ("memory://".to_owned(), [["child", "90", "1"], ["parent", "90", "0"]]),
+    ] {
+        let config = folder.join("tollkeeper.yaml");
+        let limits = "limits:\n  - { name: per-user, by: user, rate: 100/hour, burst: 100 }\n  \
+                      - { name: exports, by: ip, algorithm: concurrency, limit: 1, ttl: 1h }\n";
+        std::fs::write(&config, format!("store: {store}\nredis: {{ deadline: 1m }}\n{limits}"))
+            .expect("writable");
+        let mut node = Command::new(env!("CARGO_BIN_EXE_fork-node"));
+        node.arg(&config).arg("engine").env("LD_PRELOAD", &shim);
+        let mut node = node.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut lines = BufReader::new(node.stdout.take().expect("piped")).lines();
+        let mut next = || lines.next().expect("one line of each").expect("text");
+        assert_eq!(next().split(' ').collect::<Vec<_>>(), counts[0], "{store}");
+        node.stdin.take().expect("piped").write_all(b"\n").expect("it waits for a line");
+        assert_eq!(next().split(' ').collect::<Vec<_>>(), counts[1], "{store}");
+        assert!(node.wait().expect("it ends").success());
+    }
+    let _ = std::fs::remove_dir_all(folder);
+}

@@ -1,47 +1,32 @@
-//! Runs the programs of `docs/languages.md` exactly as shown, with a server that is up and then goes down.
-//!
-//! Their packages are installed once, into `target/languages`.
+//! Runs the program of `docs/go.md` exactly as shown, with a server that is up and then goes down.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 
 use tollkeeper_tests::binary;
-use tollkeeper_tests::languages::{self, Killed, folder, run};
+use tollkeeper_tests::languages::{Killed, folder, run};
 use tollkeeper_tests::page::{Page, root};
 
 #[test]
-fn express() {
-    let folder = languages::node("node", &["express@5"]);
-    fs::write(folder.join("app.mjs"), &page().file("app.mjs").text).unwrap();
+fn go() {
+    let folder = folder("go-page");
+    fs::write(folder.join("main.go"), &page().file("main.go").text).expect("`target` is writable");
+    // Its build cache is in `target`, too.
+    let mut build = Command::new("go");
+    build.args(["build", "-o", "app", "main.go"]).current_dir(&folder).env("GOCACHE", folder.join("cache"));
+    run(&mut build);
     behaves_as_documented(|port| {
-        let mut node = Command::new("node");
-        node.arg("app.mjs").current_dir(&folder).env("PORT", port);
-        node
-    });
-}
-
-#[test]
-fn fastapi() {
-    let folder = folder("python");
-    let programs = languages::python();
-    fs::write(folder.join("app.py"), &page().file("app.py").text).unwrap();
-    behaves_as_documented(|port| {
-        let mut uvicorn = Command::new(programs.join("uvicorn"));
-        uvicorn.args(["app:app", "--port", port]).current_dir(&folder);
-        uvicorn
+        let mut app = Command::new(folder.join("app"));
+        app.env("PORT", port);
+        app
     });
 }
 
 /// The table at the top of the page, row by row.
 fn behaves_as_documented(app: impl Fn(&str) -> Command) {
-    // One after the other: programs wait 200 ms for a response, and starting another one takes all CPU time.
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-
     let server = Server::start();
     let open = App::start(&app, &server.url, "true");
     let closed = App::start(&app, &server.url, "false");
@@ -165,6 +150,6 @@ impl Response {
 }
 
 fn page() -> Page {
-    let text = fs::read_to_string(root().join("docs/languages.md")).expect("the page");
-    Page::parse("docs/languages.md", &text).unwrap_or_else(|mistake| panic!("{mistake}"))
+    let text = fs::read_to_string(root().join("docs/go.md")).expect("the page");
+    Page::parse("docs/go.md", &text).unwrap_or_else(|mistake| panic!("{mistake}"))
 }

@@ -1,5 +1,6 @@
 //! Opens a limiter, forks, and uses it in both processes: `fork-node URL outside|current|multi`, or
-//! `fork-node FILE snapshot` for a memory store that is saved to a file.
+//! `fork-node FILE snapshot` for a memory store that is saved to a file, or `fork-node CONFIG engine` for an engine that
+//! follows its config.
 //!
 //! There is no safe way to fork in Rust. The test preloads a library that replaces `getppid` with `fork`: it returns the
 //! process id of the child in the parent, and 0 in the child.
@@ -8,11 +9,13 @@ use std::future::pending;
 use std::io::Write as _;
 use std::os::unix::process::parent_id;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tollkeeper::{Capacity, Clock, Facts, Limit, Limiter, MemoryStore, Quota, Snapshots, facts};
+use tollkeeper_engine::{ApiCall, Event, EventKind, Options, Source, Visit};
 use tollkeeper_tests::redis::{PATIENCE, limiter};
 
 fn main() {
@@ -21,6 +24,9 @@ fn main() {
     let opened = args.next().expect("where it is opened");
     if opened == "snapshot" {
         return fork_with_snapshot(&url);
+    }
+    if opened == "engine" {
+        return fork_with_engine(&url);
     }
     let runtime = match &*opened {
         "outside" => None,
@@ -50,13 +56,7 @@ fn main() {
     assert_eq!(admitted(&limiter, &alice, before), before);
 
     let name = if parent_id() == 0 { "child" } else { "parent" };
-    // The child has none of the parent's threads: it would hang if it waited for one.
-    let (_running, ended) = mpsc::channel::<()>();
-    thread::spawn(move || {
-        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            std::process::abort();
-        }
-    });
+    abort_when_stuck();
     let slot = limiter.acquire(&alice).wait().expect("valid facts").slot.expect("one for each").keep();
     let elsewhere = thread::scope(|scope| scope.spawn(|| admitted(&limiter, &alice, 50)).join());
     let count = admitted(&limiter, &alice, 50) + elsewhere.expect("no panic");
@@ -85,6 +85,60 @@ fn fork_with_snapshot(file: &str) {
         store.close().expect("the snapshot is saved");
         println!("parent {}", Path::new(file).exists());
     }
+}
+
+/// Each process uses the engine and closes it; the slot that was taken before the fork is the parent's.
+fn fork_with_engine(config: &str) {
+    let (warn, warnings) = mpsc::channel();
+    let mut options = Options::new(Source::File(config.into()));
+    options.listener = Some(Arc::new(move |event: &Event| warn.send(event.kind).unwrap_or_default()));
+    let number = tollkeeper_engine::open(options).expect("a valid config");
+    let engine = tollkeeper_engine::get(number).expect("open");
+    let checks = |count: usize| {
+        let body = br#"{"facts":{"user":"alice"}}"#;
+        let answers = (0..count).map(|_| engine.ask(ApiCall::Check, body.to_vec(), false).wait());
+        answers.filter(|answer| answer.status == 200).count()
+    };
+    let visit = || engine.visit(Visit::new(b"GET\n/\n192.0.2.7".to_vec())).wait();
+    assert_eq!(checks(10), 10);
+    let slot = visit();
+    let ticket = slot.split('\n').nth(1).and_then(|ticket| ticket.parse().ok()).expect("a ticket");
+    assert!(slot.starts_with("pass\n") && visit().starts_with("429\n"), "{slot}");
+    let is_child = parent_id() == 0;
+    abort_when_stuck();
+    if is_child {
+        tollkeeper_engine::forked();
+        let count = checks(100);
+        assert!(!engine.gone(ticket), "a ticket of the parent");
+        assert!(visit().starts_with("429\n"), "the slot of the parent is held");
+        let warned = warnings.try_iter().filter(|kind| *kind == EventKind::Warning).count();
+        assert!(tollkeeper_engine::close(number));
+        drop(engine);
+        println!("child {count} {warned}");
+    } else {
+        // The test closes stdin after the child has printed its line and closed its engine.
+        std::io::stdin().read_line(&mut String::new()).expect("the test writes");
+        assert!(visit().starts_with("429\n"), "the child has not released it");
+        assert!(engine.gone(ticket));
+        // A remote slot is released in the background.
+        let began = Instant::now();
+        while !visit().starts_with("pass\n") {
+            assert!(began.elapsed() < PATIENCE, "the slot was not released");
+        }
+        let warned = warnings.try_iter().count();
+        println!("parent {} {warned}", checks(100));
+    }
+}
+
+/// Ends the process if it hangs: the child has none of the parent's threads, and must not wait for one.
+fn abort_when_stuck() {
+    let (running, ended) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            std::process::abort();
+        }
+    });
+    std::mem::forget(running);
 }
 
 /// Makes this many checks, and returns how many were admitted. Asserts that the store decided all of them.
