@@ -53,7 +53,7 @@ pub fn zipf(below: u64) -> impl Iterator<Item = u64> {
 }
 
 /// Random numbers that are independent of the keys.
-fn random(draw: u64) -> u64 {
+pub fn random(draw: u64) -> u64 {
     scrambled(draw ^ 0x5EED << 40)
 }
 

@@ -96,7 +96,7 @@ impl Connection {
     fn response(&mut self) -> Option<Response> {
         let mut buffer = [0; 4096];
         loop {
-            if let Some(length) = length(&self.received) {
+            if let Some(length) = response_length(&self.received) {
                 let text = self.received.drain(..length).collect();
                 assert!(self.received.is_empty(), "a response without a request");
                 return Some(Response(String::from_utf8(text).unwrap_or_else(|error| {
@@ -115,7 +115,7 @@ impl Connection {
 }
 
 /// The length of the response at the start of these bytes, once it is complete.
-fn length(received: &[u8]) -> Option<usize> {
+pub fn response_length(received: &[u8]) -> Option<usize> {
     const NAME: &[u8] = b"content-length:";
     let head = received.windows(4).position(|bytes| bytes == b"\r\n\r\n")? + 4;
     let mut lines = received[..head].split(|byte| *byte == b'\n');

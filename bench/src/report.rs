@@ -58,7 +58,15 @@ pub fn goal(name: &str, want: Want, got: f64) {
 pub fn save(part: &str, measured: Value) {
     let known = fs::read_to_string(RESULTS).unwrap_or_default();
     let mut results: Map<String, Value> = serde_json::from_str(&known).unwrap_or_default();
-    results.insert("machine".to_owned(), machine());
+    // A part that is measured again later keeps its own machine: the others were not measured there.
+    let here = machine();
+    let first = results.entry("machine").or_insert_with(|| here.clone()).clone();
+    let others = results.entry("other_machines").or_insert_with(|| json!({}));
+    let others = others.as_object_mut().expect("results.json has an object there");
+    others.remove(part);
+    if first != here {
+        others.insert(part.to_owned(), here);
+    }
     results.insert("versions".to_owned(), versions());
     results.insert(part.to_owned(), measured);
     let text = serde_json::to_string_pretty(&results).expect("results are JSON");

@@ -16,6 +16,10 @@ use crate::report::{self, median};
 
 /// Rounds of each side.
 const ROUNDS: usize = 5;
+/// The requests of `wrk`.
+const LOAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/load.lua");
+/// Connections of a client to an HTTP server.
+pub const CONNECTIONS: usize = 32;
 /// The limit per second and key, above any load here.
 pub const RATE: u32 = 1_000_000;
 
@@ -187,6 +191,36 @@ pub struct Counted {
     pub requests: f64,
     /// Duration of the round in seconds.
     pub seconds: f64,
+}
+
+/// The requests that `wrk` sends, one for each key in rotation.
+#[derive(Clone, Copy, Debug)]
+pub struct WrkRequest<'a> {
+    /// The number of keys: `user-1` and so on.
+    pub keys: usize,
+    /// Such as `GET`.
+    pub method: &'a str,
+    /// The path, in which `KEY` is replaced by the key.
+    pub path: &'a str,
+    /// The body, in which `KEY` is replaced by the key; empty if there is none.
+    pub body: &'a str,
+}
+
+/// Loads a server with `wrk` from the second core for this long; returns what it counted, and the number of refused
+/// requests.
+pub fn wrk(url: &str, request: &WrkRequest<'_>, lasting: Duration) -> (Counted, f64) {
+    let stdout = stdout(
+        on_second_core("wrk")
+            .args(["-t", "1", "-c", &CONNECTIONS.to_string()])
+            .args(["-d", &format!("{}s", lasting.as_secs()), "-s", LOAD])
+            .args([url, "--", &request.keys.to_string(), request.method, request.path, request.body]),
+    );
+    let counted = stdout.lines().find_map(|line| line.strip_prefix("counted "));
+    let counted = counted.unwrap_or_else(|| panic!("{stdout}")).split(' ');
+    let counted: Vec<f64> = counted.map(|count| count.parse().expect("a number")).collect();
+    let [requests, micros, refused, broken] = counted[..] else { panic!("load.lua prints four numbers") };
+    assert_eq!(broken, 0.0, "{url} lost connections:\n{stdout}");
+    (Counted { requests, seconds: micros / 1e6 }, refused)
 }
 
 /// CPU time and throughput of a server, one entry per round.

@@ -16,19 +16,17 @@ use serde_json::{Map, Value, json};
 use tollkeeper_bench::paced::{self, Address, Connection};
 use tollkeeper_bench::report::{self, Want, median};
 use tollkeeper_bench::served::{
-    Counted, RATE, Rounds, Server, file, folder, in_turns, limits, on_first_core, on_second_core,
-    pin_to_second_core, stdout, version,
+    CONNECTIONS, Counted, RATE, Rounds, Server, WrkRequest, file, folder, in_turns, limits, on_first_core,
+    pin_to_second_core, version, wrk,
 };
 use tollkeeper_tests::certificates::Authority;
 use tollkeeper_tests::redis::free_port;
 
-const LOAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/load.lua");
 const ROUND: Duration = Duration::from_secs(2);
 const WARM_UP: Duration = Duration::from_secs(1);
 /// Rounds at half load.
 const PACED_ROUNDS: usize = 3;
 const PACED_ROUND: Duration = Duration::from_secs(1);
-const CONNECTIONS: usize = 32;
 const KEYS: usize = 10_000;
 
 fn main() {
@@ -224,21 +222,9 @@ impl Side {
     /// Runs `wrk` for this long; returns what it counted, and the number of refused requests.
     fn load(&self, lasting: Duration) -> (Counted, f64) {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        let stdout = self.watched(|| {
-            stdout(
-                on_second_core("wrk")
-                    .args(["-t", "1", "-c", &CONNECTIONS.to_string()])
-                    .args(["-d", &format!("{}s", lasting.as_secs()), "-s", LOAD])
-                    .args([&format!("{scheme}://127.0.0.1:{}", self.server.port), "--", &KEYS.to_string()])
-                    .args([self.asked.method, self.asked.path, &self.asked.body]),
-            )
-        });
-        let counted = stdout.lines().find_map(|line| line.strip_prefix("counted "));
-        let counted = counted.unwrap_or_else(|| panic!("{stdout}")).split(' ');
-        let counted: Vec<f64> = counted.map(|count| count.parse().expect("a number")).collect();
-        let [requests, micros, refused, broken] = counted[..] else { panic!("load.lua prints four numbers") };
-        assert_eq!(broken, 0.0, "{} lost connections:\n{stdout}", self.name);
-        (Counted { requests, seconds: micros / 1e6 }, refused)
+        let url = format!("{scheme}://127.0.0.1:{}", self.server.port);
+        let RequestTemplate { method, path, body } = &self.asked;
+        self.watched(|| wrk(&url, &WrkRequest { keys: KEYS, method, path, body }, lasting))
     }
 
     fn paced_round(&mut self) {

@@ -42,12 +42,15 @@ limits:
   - { name: per-user, by: user, rate: 100000000/s, burst: 100000000 }
 ";
 
+/// The name of a part, and the function that runs it.
+type Part = (&'static str, fn() -> Value);
+
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     if let [fleet::NODE, assignment] = &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         return node::run(assignment);
     }
-    let parts: [(&str, fn() -> Value); 9] = [
+    let parts: [Part; 9] = [
         ("hot", hot),
         ("zipf", zipf),
         ("kills", kills),
