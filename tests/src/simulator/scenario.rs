@@ -215,6 +215,11 @@ impl Scenario {
         scenario
     }
 
+    /// How many requests it has.
+    pub fn requests(&self) -> u64 {
+        self.actions.iter().filter(|action| matches!(action.what, What::Request(_))).count() as u64
+    }
+
     fn add_requests(&mut self, random: &mut Random, profile: Profile, largest: u64, limits: &[Draft]) {
         let (users, tenants) = (random.within(1, 3), random.within(1, 2));
         let usual_gap = random.pick(&[100, 1_000, 4_000]);
@@ -305,7 +310,7 @@ impl Scenario {
             self.drift[holder] = -999;
         }
         let mut at = 0;
-        while self.actions.len() < usize::try_from(LEAST_REQUESTS).expect("small") {
+        while self.requests() < LEAST_REQUESTS {
             let holder = if random.one_in(4) { random.below(self.nodes) } else { holder };
             let rival = (holder + 1 + random.below(self.nodes - 1)) % self.nodes;
             if rivals_are_exact {
