@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tollkeeper::store::{Change, KeyCorrection, LeaseRequest, Toll};
 use tollkeeper::{
-    Algorithm, Approximation, Charge, CheckedQuota, Correction, DecidedToll, Decision, LimitDecision,
-    OnStoreFailure,
+    Algorithm, Approximation, Charge, CheckedQuota, Consistency, Correction, DecidedToll, Decision,
+    LimitDecision, OnStoreFailure, Policy,
 };
 use tollkeeper_core::algorithm::Past;
 use tollkeeper_core::charge::{Item, ItemKey};
@@ -48,6 +48,8 @@ pub struct Checker {
     is_steady: bool,
     /// See [`Scenario::least_ages`](super::Scenario::least_ages).
     least_ages: BTreeMap<String, u64>,
+    /// The keys of which a node corrected a charge that did not lease their limit at that time.
+    exact_corrections: BTreeSet<Vec<u8>>,
     keys: BTreeMap<Vec<u8>, History>,
     copy: BTreeMap<Vec<u8>, History>,
     /// What nodes admitted without the store, by node, incarnation and key.
@@ -107,6 +109,7 @@ impl Checker {
             nodes: scenario.nodes as u64,
             is_steady: scenario.is_steady,
             least_ages: scenario.least_ages.clone(),
+            exact_corrections: BTreeSet::new(),
             keys: BTreeMap::new(),
             copy: BTreeMap::new(),
             local: BTreeMap::new(),
@@ -159,10 +162,15 @@ impl Checker {
         self.tally.count(Kind::Leases);
         let due = request.toll.get(0);
         let new = || History::new(*due.quota, due.shift, false);
-        let history = self.keys.entry(due.key.to_bytes()).or_insert_with(new);
+        let key = due.key.to_bytes();
+        let least_age = match self.exact_corrections.contains(&key) {
+            true => 0,
+            false => self.least_ages.get(due.rule.name()).copied().unwrap_or(0),
+        };
+        let history = self.keys.entry(key).or_insert_with(new);
         history.in_force(due.quota);
         history.oracle = None;
-        history.least_age = self.least_ages.get(due.rule.name()).copied().unwrap_or(0);
+        history.least_age = least_age;
         if !history.leases.contains(&request.lease) {
             history.leases.push(request.lease);
         }
@@ -213,6 +221,9 @@ impl Checker {
             let is_steady = self.is_steady;
             let new = || History::new(item.quota, item.shift, is_steady);
             let history = self.keys.entry(key_of(item)).or_insert_with(new);
+            if self.exact_corrections.contains(&key_of(item)) {
+                history.least_age = 0;
+            }
             match fix.change {
                 Change::Keep => {}
                 Change::GiveBack(part) => history.give_back(charge, item, &fix.past, part, now),
@@ -373,6 +384,17 @@ impl Checker {
     /// A node received permits, and with them the state of their key.
     pub fn node_granted(&mut self, node: usize, key: &[u8]) {
         self.degraded.remove(&(node, key.to_vec()));
+    }
+
+    /// A node is about to correct a charge under these limits. If it does not lease a limit that others lease, it does
+    /// not know for how long their permits live, and counts the charge as no older than it is.
+    pub fn node_corrects(&mut self, charge: &Charge, policy: &Policy) {
+        for item in charge.items() {
+            let rule = policy.find(item.key().limit());
+            if rule.is_none_or(|(_, rule)| rule.consistency() == Consistency::Exact) {
+                self.exact_corrections.insert(key_of(item));
+            }
+        }
     }
 
     /// A node has started anew.

@@ -606,6 +606,7 @@ impl Visit {
             Then::Refund | Then::RefundPart(_) | Then::Settle(_) => {
                 let Some(charge) = decision.charge() else { return };
                 for _ in 0..ATTEMPTS {
+                    self.book.borrow_mut().checker.node_corrects(&charge, &self.limiter.policy());
                     let corrected = match then {
                         Then::Refund => Ok(self.limiter.refund(&charge).await),
                         Then::RefundPart(part) => {
