@@ -167,7 +167,7 @@ fn decide<const N: usize>(
             });
             let mut replies = [LimitReply::Pending; N];
             let now = store.decide_few(&dues, verb.charges(), &mut replies);
-            array::from_fn(|index| KeyDecision::of(&dues[index], replies[index], now))
+            array::from_fn(|index| KeyDecision::of(&dues[index], &replies[index], now))
         }
         _ => {
             let mut limited = [false; N];
@@ -261,10 +261,11 @@ pub struct KeyDecision {
 }
 
 impl KeyDecision {
+    // By reference: reading `allowed` from a copy of a reply that was just written stalls the processor.
     #[inline]
-    fn of(due: &Due<'_>, reply: LimitReply, now: Time) -> KeyDecision {
+    fn of(due: &Due<'_>, reply: &LimitReply, now: Time) -> KeyDecision {
         let allowed = admitted([(due.mode(), reply.allowed())]);
-        KeyDecision { allowed, reply, quota: *due.quota, request: due.request(now) }
+        KeyDecision { allowed, reply: *reply, quota: *due.quota, request: due.request(now) }
     }
 
     /// The decision of an unlimited key: nothing is counted, and all of the limit is left.
@@ -278,12 +279,12 @@ impl KeyDecision {
             next_after: unused,
             ..Outcome::default()
         };
-        KeyDecision::of(due, LimitReply::Outcome { outcome, mark: 0 }, now)
+        KeyDecision::of(due, &LimitReply::Outcome { outcome, mark: 0 }, now)
     }
 
     #[inline]
     pub(crate) fn new(limit: &LimitDecision<'_>) -> KeyDecision {
-        KeyDecision::of(&limit.due(), *limit.reply(), limit.time())
+        KeyDecision::of(&limit.due(), limit.reply(), limit.time())
     }
 
     /// The numbers: what remains, and when a retry can pass.
