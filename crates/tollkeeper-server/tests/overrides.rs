@@ -217,6 +217,33 @@ fn overrides_survive_reloads_and_put_limits() {
     assert_eq!(usage(&server, "user=alice", "per-user")["limit"], 7);
 }
 
+/// It counts toward the maximum, so the list must name it in a way that DELETE accepts.
+#[test]
+fn override_of_an_inactive_limit_can_be_deleted() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &config(""));
+    let secret = hex(&sha256(b"very secret"));
+    put(&server, "per-user/al%2Fice", json!({ "blocked": true }));
+    put(&server, "per-key/very%20secret", json!({ "blocked": true }));
+    put(&server, "exports/bob", json!({ "limit": 1 }));
+    // One limit is gone, and one is keyed by two facts now.
+    let limits = json!({ "limits": [{ "name": "exports", "by": ["user", "ip"], "algorithm": "concurrency", "limit": 5 }] });
+    assert_eq!(call(&server, "PUT /v1/limits", &limits).status, 200);
+    let listed = list(&server)["overrides"].clone();
+    let keys: Vec<&str> = listed.as_array().unwrap().iter().map(|it| it["key"].as_str().unwrap()).collect();
+    let shown = format!("sha256:{}", &secret[..12]);
+    assert_eq!(keys, ["bob", &shown, "al/ice"], "{listed}");
+    assert!(!listed.to_string().contains(&secret[..13]), "{listed}");
+
+    let delete = |key: &str| call(&server, &format!("DELETE /v1/overrides/{key}"), &Value::Null);
+    assert_eq!(delete("per-user/bob").error(), (404, "unknown_limit".to_owned(), Some("limit".to_owned())));
+    assert_eq!(put(&server, "per-user/al%2Fice", json!({ "unlimited": true })).error().1, "unknown_limit");
+    for key in ["per-user/al%2Fice", &format!("per-key/{shown}"), "exports/bob"] {
+        assert_eq!(delete(key).json(), json!({ "done": true }), "{key}");
+    }
+    assert_eq!(list(&server)["overrides"], json!([]));
+}
+
 #[test]
 fn overrides_are_kept_in_the_snapshot() {
     let folder = Folder::new();
