@@ -84,7 +84,7 @@ function tiles() {
 export function nowView() {
 	const { element: top, tile } = tiles();
 	const requests = timed("Requests per second", true, (of) => of.requests, () => REQUEST_KINDS);
-	const limits = table("Limits, rates over the last 10 s", [["Limit"], ["Mode"], ["Quota", "mid"], ["Asked/s", "num"], ["Refused/s", "num"], ["Refused", "num mid"], ["Last minute", "wide"], ["Starved keys", "num wide"]], []);
+	const limits = table("Rates over the last 10 s", [["Limit"], ["Mode"], ["Quota", "mid"], ["Asked/s", "num"], ["Refused/s", "num"], ["Refused", "num mid"], ["Last minute", "wide"], ["Starved keys", "num wide"]], []);
 	const body = /** @type {HTMLElement} */ (limits.lastChild);
 	const keys = h("div");
 	/** @type {Map<string, ReturnType<typeof makeRow>>} */ const rows = new Map();
