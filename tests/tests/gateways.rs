@@ -51,7 +51,7 @@ fn long_form_caddy_sets_headers_on_every_response() {
 
 #[test]
 fn client_headers_cannot_bypass_a_limit() {
-    let gateways: [fn(&Tollkeeper) -> Gateway; 3] = [
+    let gateways: [StartGateway; 3] = [
         Gateway::nginx,
         |tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile"),
         |tollkeeper| Gateway::caddy(tollkeeper, "headers.Caddyfile"),
@@ -102,7 +102,7 @@ limits:
   - { name: user, by: user, rate: 1000/day }
   - { name: tenant, by: tenant, rate: 1000/day }
 ";
-    let gateways: [fn(&Tollkeeper) -> Gateway; 3] = [
+    let gateways: [StartGateway; 3] = [
         Gateway::nginx,
         |tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile"),
         |tollkeeper| Gateway::caddy(tollkeeper, "headers.Caddyfile"),
@@ -127,7 +127,7 @@ limits:
   - { name: session, by: cookie.sid, rate: 3/day, algorithm: fixed-window }
   - { name: login, when: { route: /api/login }, by: ip, rate: 3/day, algorithm: fixed-window }
 ";
-    let gateways: [fn(&Tollkeeper) -> Gateway; 2] =
+    let gateways: [StartGateway; 2] =
         [Gateway::nginx, |tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile")];
     for start in gateways {
         let tollkeeper = Tollkeeper::start(config);
@@ -169,7 +169,7 @@ limits:
 /// The recipes of `docs/operations.md`: limits count while Tollkeeper runs, and its end is not the end of the service.
 #[test]
 fn fail_open_gateways_admit_without_tollkeeper() {
-    let gateways: [(fn(&Tollkeeper) -> Gateway, Headers); 2] =
+    let gateways: [(StartGateway, Headers); 2] =
         [(Gateway::admitting_nginx, Headers::Always), (Gateway::admitting_caddy, Headers::OnRefusals)];
     for (start, headers) in gateways {
         let tollkeeper = Tollkeeper::start(LIMITS);
@@ -193,7 +193,7 @@ fn fail_open_gateways_admit_without_tollkeeper() {
 /// Without a recipe, a gateway refuses.
 #[test]
 fn gateways_refuse_without_tollkeeper() {
-    let gateways: [(fn(&Tollkeeper) -> Gateway, u16); 2] =
+    let gateways: [(StartGateway, u16); 2] =
         [(Gateway::nginx, 500), (|tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile"), 502)];
     for (start, status) in gateways {
         let tollkeeper = Tollkeeper::start(LIMITS);
@@ -279,6 +279,9 @@ struct Gateway {
     address: SocketAddr,
     _folder: Folder,
 }
+
+/// Starts a gateway that calls this server.
+type StartGateway = fn(&Tollkeeper) -> Gateway;
 
 impl Gateway {
     fn nginx(tollkeeper: &Tollkeeper) -> Gateway {
