@@ -1,5 +1,5 @@
-//! The forward-auth endpoint behind real nginx and Caddy gateways, with the files of `docs/nginx.md` and
-//! `docs/traefik-caddy.md` on other ports.
+//! The forward-auth endpoint behind real nginx and Caddy gateways, with the files of `docs/nginx.md`,
+//! `docs/traefik-caddy.md` and `docs/operations.md` on other ports.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -51,7 +51,7 @@ fn long_form_caddy_sets_headers_on_every_response() {
 
 #[test]
 fn client_headers_cannot_bypass_a_limit() {
-    let gateways: [fn(&Tollkeeper) -> Gateway; 3] = [
+    let gateways: [StartGateway; 3] = [
         Gateway::nginx,
         |tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile"),
         |tollkeeper| Gateway::caddy(tollkeeper, "headers.Caddyfile"),
@@ -102,7 +102,7 @@ limits:
   - { name: user, by: user, rate: 1000/day }
   - { name: tenant, by: tenant, rate: 1000/day }
 ";
-    let gateways: [fn(&Tollkeeper) -> Gateway; 3] = [
+    let gateways: [StartGateway; 3] = [
         Gateway::nginx,
         |tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile"),
         |tollkeeper| Gateway::caddy(tollkeeper, "headers.Caddyfile"),
@@ -127,7 +127,7 @@ limits:
   - { name: session, by: cookie.sid, rate: 3/day, algorithm: fixed-window }
   - { name: login, when: { route: /api/login }, by: ip, rate: 3/day, algorithm: fixed-window }
 ";
-    let gateways: [fn(&Tollkeeper) -> Gateway; 2] =
+    let gateways: [StartGateway; 2] =
         [Gateway::nginx, |tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile")];
     for start in gateways {
         let tollkeeper = Tollkeeper::start(config);
@@ -166,6 +166,45 @@ limits:
     }
 }
 
+/// The recipes of `docs/operations.md`: limits count while Tollkeeper runs, and its end is not the end of the service.
+#[test]
+fn fail_open_gateways_admit_without_tollkeeper() {
+    let gateways: [(StartGateway, Headers); 2] =
+        [(Gateway::admitting_nginx, Headers::Always), (Gateway::admitting_caddy, Headers::OnRefusals)];
+    for (start, headers) in gateways {
+        let tollkeeper = Tollkeeper::start(LIMITS);
+        let gateway = start(&tollkeeper);
+        passes_exactly(&gateway, 3, headers);
+        drop(tollkeeper);
+        for _ in 0..5 {
+            let admitted = gateway.ask("POST /login", &[], "hello");
+            assert_eq!(
+                (admitted.status, &*admitted.body),
+                (200, "hello"),
+                "{}: {}",
+                gateway.name,
+                admitted.head
+            );
+            assert_eq!(admitted.header("x-app"), Some("here"), "{}", gateway.name);
+        }
+    }
+}
+
+/// Without a recipe, a gateway refuses.
+#[test]
+fn gateways_refuse_without_tollkeeper() {
+    let gateways: [(StartGateway, u16); 2] =
+        [(Gateway::nginx, 500), (|tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile"), 502)];
+    for (start, status) in gateways {
+        let tollkeeper = Tollkeeper::start(LIMITS);
+        let gateway = start(&tollkeeper);
+        assert_eq!(gateway.ask("POST /free", &[], "").status, 200, "{}", gateway.name);
+        drop(tollkeeper);
+        let refused = gateway.ask("POST /free", &[], "");
+        assert_eq!((refused.status, refused.header("x-app")), (status, None), "{}", gateway.name);
+    }
+}
+
 /// Which responses have rate-limit headers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Headers {
@@ -198,6 +237,7 @@ fn passes_exactly(gateway: &Gateway, limit: usize, headers: Headers) -> Response
 }
 
 const CADDY: &str = "docs/traefik-caddy.md";
+const OPERATIONS: &str = "docs/operations.md";
 
 /// A file shown on a documentation page.
 fn page(name: &str, file: &str) -> String {
@@ -240,10 +280,27 @@ struct Gateway {
     _folder: Folder,
 }
 
+/// Starts a gateway that calls this server.
+type StartGateway = fn(&Tollkeeper) -> Gateway;
+
 impl Gateway {
     fn nginx(tollkeeper: &Tollkeeper) -> Gateway {
+        Gateway::nginx_with(&page("docs/nginx.md", "tollkeeper.conf"), tollkeeper)
+    }
+
+    /// The nginx of its page, with the lines that admit requests while Tollkeeper is unavailable.
+    fn admitting_nginx(tollkeeper: &Tollkeeper) -> Gateway {
         let config = page("docs/nginx.md", "tollkeeper.conf");
-        Gateway::start("nginx", &config, tollkeeper, |config, folder| {
+        let start = "    location = /tollkeeper {\n";
+        assert!(config.contains(start), "{config}");
+        let [errors, location] =
+            ["admit-errors.conf", "admit-location.conf"].map(|name| page(OPERATIONS, name));
+        let config = config.replace(start, &format!("{location}{start}{errors}"));
+        Gateway::nginx_with(&config, tollkeeper)
+    }
+
+    fn nginx_with(config: &str, tollkeeper: &Tollkeeper) -> Gateway {
+        Gateway::start("nginx", config, tollkeeper, |config, folder| {
             let path = folder.path().display();
             let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
                 .map(|kind| format!("{kind}_temp_path {path}/{kind};"));
@@ -260,7 +317,16 @@ impl Gateway {
     }
 
     fn caddy(tollkeeper: &Tollkeeper, file: &str) -> Gateway {
-        Gateway::start("caddy", &page(CADDY, file), tollkeeper, |config, folder| {
+        Gateway::caddy_with(&page(CADDY, file), tollkeeper)
+    }
+
+    /// The Caddy that admits requests while Tollkeeper is unavailable.
+    fn admitting_caddy(tollkeeper: &Tollkeeper) -> Gateway {
+        Gateway::caddy_with(&page(OPERATIONS, "admit.Caddyfile"), tollkeeper)
+    }
+
+    fn caddy_with(config: &str, tollkeeper: &Tollkeeper) -> Gateway {
+        Gateway::start("caddy", config, tollkeeper, |config, folder| {
             let file = folder.write("Caddyfile", &format!("{{\n\tadmin off\n}}\n{config}"));
             let mut command = Command::new("caddy");
             command.args(["run", "--adapter", "caddyfile", "--config"]).arg(file);

@@ -31,6 +31,8 @@ use tollkeeper::config::Config;
 use tollkeeper::facts::DeclaredFacts;
 use tollkeeper_engine::api::redact::Redactor;
 
+use crate::server;
+
 /// Prints a line to standard output. A closed pipe is an error here, which `main` treats as success.
 fn say(line: impl Display) -> anyhow::Result<()> {
     Ok(writeln!(io::stdout(), "{line}")?)
@@ -38,7 +40,7 @@ fn say(line: impl Display) -> anyhow::Result<()> {
 
 /// Reads a config file and prints its warnings to standard error; without a file, the built-in config.
 fn config(file: Option<&Path>) -> anyhow::Result<Config> {
-    let Some(file) = file else { return Ok(serve::builtin()) };
+    let Some(file) = file else { return Ok(server::builtin(serve::BUILTIN)) };
     let (config, report) = Config::read(file)?;
     if !report.is_empty() {
         eprintln!("{report}");

@@ -142,18 +142,26 @@ impl Proxy {
         for (name, number) in [
             (",\"in_flight\":", self.counters.in_flight.load(Relaxed)),
             (",\"limit\":", view.limit.into()),
+            (",\"waiting\":", u64::try_from(view.waiting).unwrap_or(u64::MAX)),
             (",\"shed\":", view.shed.values().sum()),
             (",\"errors\":", self.counters.failures()),
         ] {
             out.raw(name);
             out.number(number);
         }
+        out.raw(",\"floor_ms\":");
+        out.or_null(view.floor, |out, floor| {
+            let millis = std::time::Duration::from(floor).as_secs_f64() * 1e3;
+            out.raw(&format!("{millis:.1}"));
+        });
         out.raw(",\"addresses\":");
         out.list(self.upstream.addresses().iter(), |out, address| {
             out.raw("{\"address\":");
             out.text(&address.label);
             out.raw(",\"in_flight\":");
             out.number(u64::try_from(address.in_flight()).unwrap_or(u64::MAX));
+            out.raw(",\"errors\":");
+            out.number(address.errors());
             out.raw(",\"ejected\":");
             out.bool(self.upstream.is_ejected(address));
             out.raw("}");

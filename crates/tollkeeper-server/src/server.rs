@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
-use tollkeeper::config::{Config, Follow, Listen, Listener, Report};
+use tollkeeper::config::{Config, Follow, Format, Listen, Listener, Report};
 use tollkeeper_engine::api::active_limits::LimitSource;
 
 use crate::command::args::{AccessLog, ServerArgs};
@@ -44,8 +44,8 @@ const LAST_REQUESTS: Duration = Duration::from_secs(10);
 pub struct Options {
     /// The config file, the store and how to log.
     pub args: ServerArgs,
-    /// The config without a file.
-    pub builtin: fn() -> Config,
+    /// The policy without a file.
+    pub builtin: &'static str,
     /// The listeners that the command line names.
     pub listen: Listen,
     /// The listeners where neither the command line nor the config names one.
@@ -73,7 +73,7 @@ pub fn run(options: Options) -> anyhow::Result<ExitCode> {
             log_warnings(&report);
             (config, LimitSource::File)
         }
-        None => ((options.builtin)(), LimitSource::Builtin),
+        None => (builtin(options.builtin), LimitSource::Builtin),
     };
     // Watch certificates before they are read, so that no change is missed.
     let certificates =
@@ -123,6 +123,12 @@ pub fn run(options: Options) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// The config of a server without a config file, from a policy that is part of the program.
+pub fn builtin(policy: &str) -> Config {
+    let parsed = Config::parse("built-in policy", Format::Yaml, policy.as_bytes(), &|_| None);
+    parsed.expect("the built-in policy is valid").0
+}
+
 async fn serve(
     options: &Options,
     config: &Config,
@@ -154,21 +160,13 @@ async fn serve(
     }
     let exporter =
         options.args.otlp.clone().map(|collector| Exporter::begin(collector, Arc::clone(&service)));
-    if let (None, Some(proxy)) = (&options.args.config, &options.proxy) {
-        eprintln!(
-            "no --config: 100 requests in a minute for each address (limit `demo`, by `ip`), in front of {}\n",
-            proxy.options.target
-        );
+    if options.args.config.is_none() {
+        let http = http.as_ref().map(|(_, address)| (*address, open_demo(&service, *address)));
+        print_demo(options, http);
     }
     let mut open = Vec::new();
     if let Some((listener, address)) = http {
-        let is_loopback = address.ip().to_canonical().is_loopback();
-        if options.args.config.is_none() {
-            let (token, digest) = access::generate_token();
-            service.access.change(Tokens { admin: Some(digest), demo: is_loopback, ..Tokens::default() });
-            print_demo(options, address, &token);
-        }
-        let protocol = Http::new(Arc::clone(&service), is_loopback);
+        let protocol = Http::new(Arc::clone(&service), is_loopback(address));
         open.push(Connections::accept(listener, Arc::clone(&room), Arc::clone(&service), protocol));
         listening("http", address);
     }
@@ -266,21 +264,39 @@ fn bind_all(options: &Options, config: &Config, service: &Service) -> anyhow::Re
     })
 }
 
-/// What a server without a config prints for its user.
-fn print_demo(options: &Options, address: SocketAddr, token: &str) {
-    match &options.proxy {
-        None => eprintln!(
+/// Gives a server without a config an admin token, which is returned. On loopback, its views need none.
+fn open_demo(service: &Service, address: SocketAddr) -> String {
+    let (token, digest) = access::generate_token();
+    service.access.change(Tokens { admin: Some(digest), demo: is_loopback(address), ..Tokens::default() });
+    token
+}
+
+/// Prints how to try a server without a config. `http` is the address of its API and the admin token.
+fn print_demo(options: &Options, http: Option<(SocketAddr, String)>) {
+    if let Some(proxy) = &options.proxy {
+        eprintln!(
+            "no --config: 100 requests in a minute for each address (limit `demo`, by `ip`), in front of {}\n",
+            proxy.options.target
+        );
+    }
+    match (&options.proxy, http) {
+        (_, None) => {}
+        (None, Some((address, token))) => eprintln!(
             "no --config: 5 requests in 10 seconds for each user. Try this six times:\n\n  \
              curl -d '{{\"facts\":{{\"user\":\"alice\"}}}}' http://{address}/v1/check\n\n\
              Admin calls take this token, which is shown only here:\n\n  \
              curl -H 'Authorization: Bearer {token}' -X DELETE \
              'http://{address}/v1/state?limit=demo&user=alice'\n"
         ),
-        Some(_) => eprintln!(
+        (Some(_), Some((address, token))) => eprintln!(
             "Dashboard: http://{address}/\n\
              Admin calls take this token, which is shown only here: {token}\n"
         ),
     }
+}
+
+fn is_loopback(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
 }
 
 /// Binds the listener, unless it is `off`.

@@ -64,6 +64,21 @@ fn second_tab_loses_nothing() {
 }
 
 #[test]
+fn override_of_an_inactive_limit_can_be_removed() {
+    script("overrides.mjs");
+}
+
+#[test]
+fn upstream_of_a_proxy_is_shown() {
+    script("upstream.mjs");
+}
+
+#[test]
+fn stream_backs_off_and_pauses() {
+    script("connection.mjs");
+}
+
+#[test]
 fn outages_are_shown_and_recover() {
     script("outage.mjs");
 }

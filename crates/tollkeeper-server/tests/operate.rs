@@ -4,11 +4,14 @@
 
 mod support;
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 use support::*;
 use tollkeeper_core::digest::{hex, sha256};
+use tollkeeper_tests::certificates::Authority;
 
 fn config(rest: &str) -> String {
     format!(
@@ -82,6 +85,84 @@ fn explain_of_a_server_uses_its_active_limits() {
     assert_eq!(json["limits"][2]["mode"], "shadow");
     let both = operate(&server, &["explain", "--server", &url, "--config", "x.yaml", "user=alice"]);
     assert_eq!(result(&both).0, 2);
+    // The environment names the server, too; a file on the command line takes precedence.
+    assert_eq!(json_of(&operate(&server, &["explain", "--json", "user=alice"])), json);
+    let file = folder.write("other.yaml", "limits: [{ name: of-the-file, by: user, rate: 1/day }]\n");
+    let explained =
+        operate(&server, &["explain", "--config", file.to_str().unwrap(), "--json", "user=alice"]);
+    assert_eq!(json_of(&explained)["limits"][0]["name"], "of-the-file");
+}
+
+/// A token from a file or the environment, over https, with a CA that the system does not know.
+#[test]
+fn every_command_accepts_https_and_tokens() {
+    let (authority, folder) = (Authority::new(), Folder::new());
+    let (cert, key) = authority.certify("server", "IP:127.0.0.1");
+    let tls = format!("tls: {{ cert: {}, key: {} }}\n", cert.display(), key.display());
+    let server = Server::with_config(&folder, &config(&tls));
+    let (url, ca) = (format!("https://{}", server.address), authority.certificate());
+    let (ca, token) = (ca.to_str().unwrap(), folder.write("token", "boss\n"));
+    for args in [
+        &["check", "user=alice"][..],
+        &["usage", "user=alice"],
+        &["unblock", "--limit", "per-user", "user=alice"],
+        &["limits", "get"],
+        &["limits", "delete"],
+        &["override", "set", "per-user", "bob", "blocked"],
+        &["override", "list"],
+        &["override", "delete", "per-user", "bob"],
+        &["explain", "user=alice"],
+        &["top", "--once"],
+    ] {
+        let with_file =
+            [args, &["--json", "--server", &url, "--ca", ca, "--token-file", token.to_str().unwrap()]];
+        let by_file = output(tollkeeper().args(with_file.concat()));
+        assert!(json_of(&by_file).is_object(), "{args:?}");
+        if args[..] == ["unblock", "--limit", "per-user", "user=alice"] {
+            assert_eq!(result(&operate_tls(&url, ca, &["check", "user=alice"])).0, 0);
+        } else if args[..] == ["override", "delete", "per-user", "bob"] {
+            assert_eq!(json_of(&by_file), json!({ "done": true }));
+            assert_eq!(
+                result(&operate_tls(&url, ca, &["override", "set", "per-user", "bob", "blocked"])).0,
+                0
+            );
+        }
+        let by_environment = operate_tls(&url, ca, args);
+        assert_eq!(by_environment.status.code(), Some(0), "{args:?}: {}", text(&by_environment.stderr));
+        let untrusted = output(tollkeeper().args(args).env("TOLLKEEPER_SERVER", &url));
+        let (code, _, error) = result(&untrusted);
+        assert!(code == 2 && error.contains("--ca FILE"), "{args:?}: {error}");
+    }
+}
+
+/// Runs a command against a server with TLS, which the environment names, as is the token.
+fn operate_tls(url: &str, ca: &str, args: &[&str]) -> Output {
+    let mut command = tollkeeper();
+    output(
+        command.args(args).args(["--ca", ca]).env("TOLLKEEPER_SERVER", url).env("TOLLKEEPER_TOKEN", "boss"),
+    )
+}
+
+/// As a server answers that has many overrides with long notes: more than any other response.
+#[test]
+fn override_list_has_no_smaller_bound_than_the_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let one = json!({
+        "limit": "per-user", "key": "alice", "rate": null, "burst": null, "blocked": true, "unlimited": false,
+        "until": null, "note": "x".repeat(1_024),
+    });
+    let most = 20_000;
+    let body = json!({ "overrides": vec![one; most], "persistent": true }).to_string();
+    assert!(body.len() > 16 << 20);
+    let serving = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 4_096]).unwrap();
+        write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    });
+    let listed = json_of(&run(&["override", "list", "--json", "--server", &url]));
+    serving.join().unwrap().unwrap();
+    assert_eq!(listed["overrides"].as_array().unwrap().len(), most);
 }
 
 #[test]
@@ -132,6 +213,9 @@ fn errors_name_the_fix_and_exit_with_2() {
         &["unblock", "user=a"],
         &["unblock", "--limit", "per-user", "user=a"],
         &["limits", "delete"],
+        &["override", "list"],
+        &["override", "set", "per-user", "a", "blocked"],
+        &["override", "delete", "per-user", "a"],
         &["top", "--once"],
         &["explain", "--server", &format!("http://{}", server.address), "user=a"],
     ] {
@@ -145,12 +229,15 @@ fn errors_name_the_fix_and_exit_with_2() {
         (&["unblock", "--limit", "per-user", "ip=192.0.2.7"], "keyed by `user`, which is missing"),
         (&["unblock", "user=a", "user=b"], "given twice"),
         (&["limits", "put", "/nowhere.yaml"], "/nowhere.yaml"),
+        (&["override", "delete", "none", "a"], "there is no limit `none`"),
     ] {
         let failed = operate(&server, args);
         let (code, _, error) = result(&failed);
         assert!(code == 2 && error.contains(words), "{args:?}: {error}");
     }
-    for args in [&["usage", "a=b"][..], &["top"], &["limits", "get"], &["unblock", "a=b"]] {
+    for args in
+        [&["usage", "a=b"][..], &["top"], &["limits", "get"], &["unblock", "a=b"], &["override", "list"]]
+    {
         let nowhere = output(tollkeeper().args(args).env("TOLLKEEPER_SERVER", "http://127.0.0.1:9"));
         let (code, _, error) = result(&nowhere);
         assert!(code == 2 && error.contains("http://127.0.0.1:9"), "{args:?}: {error}");
@@ -174,34 +261,62 @@ fn top_prints_a_frame_without_a_terminal() {
     assert_eq!(top["top"]["refused"][0]["key"], json!(["alice"]));
 }
 
-/// Runs the command in a pseudo-terminal, presses `q`, and compares the settings of the terminal before and after.
+/// Runs `top` in a pseudo-terminal: waits until it shows each text and then presses the keys beside it. The settings of
+/// the terminal must be the same before and after. Returns what was shown.
+fn top_in_a_terminal(server: &Server, token: &str, steps: &[(&str, &str)]) -> String {
+    let folder = Folder::new();
+    let top = format!(
+        "stty rows 24 cols 80; stty -a > before; {} top; echo code=$?; stty -a > after",
+        env!("CARGO_BIN_EXE_tollkeeper")
+    );
+    let press = |(text, keys): &(&str, &str)| {
+        format!("until grep -q -a '{text}' typescript; do sleep 0.05; done; printf '{keys}';")
+    };
+    let keys: String = steps.iter().map(press).collect();
+    let ended = "until [ -e after ]; do sleep 0.05; done";
+    let script = format!("({keys} {ended}) | timeout 60 script -q -e -f -c '{top}' typescript");
+    let shell = output(
+        Command::new("bash")
+            .args(["-c", &format!("touch typescript; {script}")])
+            .current_dir(folder.path())
+            .env("TERM", "xterm")
+            .env("TOLLKEEPER_SERVER", format!("http://{}", server.address))
+            .env("TOLLKEEPER_TOKEN", token),
+    );
+    let shown = std::fs::read_to_string(folder.path().join("typescript")).unwrap();
+    let setting = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    assert_eq!(setting("before"), setting("after"), "{shell:?}");
+    let (enter, leave) = (shown.find("\x1b[?1049h"), shown.rfind("\x1b[?1049l"));
+    assert!(enter.is_some() && enter < leave, "it uses the alternate screen: {shown:?}");
+    assert!(shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l"), "the cursor is shown again");
+    assert!(shown.contains("code=0"), "{shown}");
+    shown
+}
+
 #[test]
 fn top_leaves_the_terminal_as_it_was() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &config(""));
     server.check(r#"{"user":"alice"}"#);
-    let top = format!(
-        "stty rows 24 cols 80; stty -a > before; {} top; echo code=$?; stty -a > after",
-        env!("CARGO_BIN_EXE_tollkeeper")
-    );
-    let keys = "sleep 3; printf r; sleep 0.3; printf q; sleep 1";
-    let script = format!("({keys}) | script -q -e -c '{top}' typescript");
-    let shell = output(
-        Command::new("bash")
-            .args(["-c", &script])
-            .current_dir(folder.path())
-            .env("TERM", "xterm")
-            .env("TOLLKEEPER_SERVER", format!("http://{}", server.address))
-            .env("TOLLKEEPER_TOKEN", "boss"),
-    );
-    let shown = std::fs::read_to_string(folder.path().join("typescript")).unwrap();
-    let setting = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
-    assert_eq!(setting("before"), setting("after"), "{shell:?}");
-    assert!(shown.contains("code=0"), "{shown}");
-    let (enter, leave) = (shown.find("\x1b[?1049h"), shown.rfind("\x1b[?1049l"));
-    assert!(enter.is_some() && enter < leave, "it uses the alternate screen: {shown:?}");
-    assert!(shown.contains("per-user") && shown.contains("sort by file"), "{shown:?}");
-    assert!(shown.find("\x1b[?25h") > shown.find("\x1b[?25l"), "the cursor is shown again");
+    for quit in ["q", "\\003"] {
+        let shown = top_in_a_terminal(&server, "boss", &[("per-user", "r"), ("sort by file", quit)]);
+        assert!(shown.contains("100/day burst 2"), "{shown:?}");
+    }
+}
+
+/// An admin token protects the calls that show keys, and `auth` protects all of them.
+#[test]
+fn top_asks_for_a_missing_token_once() {
+    let auth = format!("auth: {{ token_sha256: [{}] }}\n", hex(&sha256(b"data")));
+    let only_auth = format!("{auth}limits: [{{ name: per-user, by: user, rate: 100/day }}]\n");
+    for (config, token) in [(config(""), "boss"), (config(&auth), "boss"), (only_auth, "data")] {
+        let folder = Folder::new();
+        let server = Server::with_config(&folder, &config);
+        let typed = format!("{token}\\r");
+        let shown = top_in_a_terminal(&server, "", &[("token: ", &typed), ("per-user", "q")]);
+        assert_eq!(shown.matches("token: ").count(), 1, "{shown:?}");
+        assert!(!shown.contains(token), "the token is not shown: {shown:?}");
+    }
 }
 
 #[test]
@@ -252,7 +367,8 @@ fn override_is_set_listed_and_deleted() {
     assert_eq!(blocked["blocked"], true);
     assert!(!server.check(r#"{"user":"mallory"}"#));
     assert_eq!(run(&["delete", "per-user", "mallory"]).0, 0);
-    assert_eq!(run(&["delete", "per-user", "mallory"]).0, 1);
+    let deleted = operate(&server, &["override", "delete", "--json", "per-user", "mallory"]);
+    assert_eq!(result(&deleted), (1, "{\"done\":false}\n".to_owned(), String::new()));
     for (args, words) in [
         (&["set", "none", "a", "blocked"][..], "there is no limit `none`"),
         (&["set", "per-user", "a", "block"], "`block` is not known"),

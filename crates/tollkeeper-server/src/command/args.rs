@@ -223,7 +223,7 @@ impl From<&str> for StoreArgument {
     }
 }
 
-/// The URL of an upstream, or why it is invalid; like [`StoreArgument`], because somebody may write a password into it.
+/// The URL of an upstream, or why it is invalid; like [`StoreArgument`], because it may contain a password.
 #[derive(Clone, Debug)]
 pub struct UpstreamArgument(pub Result<Upstream, String>);
 
@@ -282,10 +282,11 @@ pub struct Check {
 /// `tollkeeper explain`.
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// The config file [default: TOLLKEEPER_CONFIG; without it and without --server, the built-in policy]
+    /// The config file [default: the limits of the server that --server or TOLLKEEPER_SERVER names, else
+    /// TOLLKEEPER_CONFIG, else the built-in policy]
     #[arg(long, value_name = "FILE", conflicts_with = "server")]
     pub config: Option<PathBuf>,
-    /// The server whose active limits to explain; used only with --server.
+    /// The server whose active limits to explain; only if one is named.
     #[command(flatten)]
     pub target: Target,
     /// Print as JSON

@@ -29,7 +29,7 @@ use crate::control::tls;
 const DEFAULT: &str = "http://127.0.0.1:8080";
 /// How long a call may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum size of a response body, larger than any response of a server.
+/// The maximum size of a response body, larger than any response of a server but the list of overrides.
 const MAX_BODY: usize = 16 << 20;
 /// How to give a token, for error messages.
 const GIVE_TOKEN: &str = "give a token with `--token-file FILE` or in `TOLLKEEPER_TOKEN`";
@@ -58,7 +58,7 @@ pub struct ServerAnswer {
 impl Client {
     /// A client of the server that is given on the command line or in the environment.
     pub fn new(target: &Target) -> anyhow::Result<Client> {
-        let url = target.server.clone().or_else(|| std::env::var("TOLLKEEPER_SERVER").ok());
+        let url = target.server.clone().or_else(server_of_environment);
         let url = url.unwrap_or_else(|| DEFAULT.to_owned());
         let shown = without_credentials(&url);
         let wrong = || format!("`{shown}` is not the address of a server (such as {DEFAULT})");
@@ -98,20 +98,28 @@ impl Client {
         body: Option<String>,
         expected: &[u16],
     ) -> anyhow::Result<ServerAnswer> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let answer = runtime.block_on(self.ask(method, path, version, body))?;
+        let answer = runtime()?.block_on(self.ask(method, path, version, body, MAX_BODY))?;
         if expected.contains(&answer.status.as_u16()) { Ok(answer) } else { Err(self.failure(&answer)) }
+    }
+
+    /// As [`Client::call`] for a GET whose response has up to `max_body` bytes.
+    pub fn get_up_to(&self, path: &str, max_body: usize) -> anyhow::Result<ServerAnswer> {
+        runtime()?.block_on(self.succeed(Method::GET, path, max_body))
     }
 
     /// As [`Client::call`] for GET, inside of a runtime.
     pub async fn get(&self, path: &str) -> anyhow::Result<ServerAnswer> {
-        let answer = self.ask(Method::GET, path, None, None).await?;
-        if answer.status == StatusCode::OK { Ok(answer) } else { Err(self.failure(&answer)) }
+        self.succeed(Method::GET, path, MAX_BODY).await
     }
 
     /// As [`Client::call`] for DELETE, inside of a runtime.
     pub async fn delete(&self, path: &str) -> anyhow::Result<ServerAnswer> {
-        let answer = self.ask(Method::DELETE, path, None, None).await?;
+        self.succeed(Method::DELETE, path, MAX_BODY).await
+    }
+
+    /// The response to a call without a body, if its status is 200.
+    async fn succeed(&self, method: Method, path: &str, max_body: usize) -> anyhow::Result<ServerAnswer> {
+        let answer = self.ask(method, path, None, None, max_body).await?;
         if answer.status == StatusCode::OK { Ok(answer) } else { Err(self.failure(&answer)) }
     }
 
@@ -122,7 +130,7 @@ impl Client {
         if response.status() == StatusCode::OK {
             return Ok(response.into_body());
         }
-        Err(self.failure(&ServerAnswer::collect(response).await?))
+        Err(self.failure(&ServerAnswer::collect(response, MAX_BODY).await?))
     }
 
     /// The URL of the server, without credentials.
@@ -151,8 +159,10 @@ impl Client {
         path: &str,
         version: Option<u64>,
         body: Option<String>,
+        max_body: usize,
     ) -> anyhow::Result<ServerAnswer> {
-        let answer = async { ServerAnswer::collect(self.send(method, path, version, body).await?).await };
+        let answer =
+            async { ServerAnswer::collect(self.send(method, path, version, body).await?, max_body).await };
         tokio::time::timeout(TIMEOUT, answer).await.with_context(|| self.no_answer())?
     }
 
@@ -236,9 +246,9 @@ impl Client {
 }
 
 impl ServerAnswer {
-    async fn collect(response: Response<Incoming>) -> anyhow::Result<ServerAnswer> {
+    async fn collect(response: Response<Incoming>, max_body: usize) -> anyhow::Result<ServerAnswer> {
         let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+        let body = Limited::new(response.into_body(), max_body).collect().await;
         let body = body.map_err(|error| anyhow!("the response did not arrive: {error}"))?.to_bytes();
         Ok(ServerAnswer { status, body: String::from_utf8_lossy(&body).into_owned() })
     }
@@ -249,6 +259,15 @@ impl ServerAnswer {
             format!("the server did not answer with {what}, but with: {}", excerpt(&self.body, 200))
         })
     }
+}
+
+fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// The server that the environment names, if any.
+pub fn server_of_environment() -> Option<String> {
+    std::env::var("TOLLKEEPER_SERVER").ok()
 }
 
 /// Sends a request over a connection, and returns the response when its head has arrived.

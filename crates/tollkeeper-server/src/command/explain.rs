@@ -11,12 +11,13 @@ use tollkeeper_engine::api::redact::Redactor;
 use tollkeeper_engine::json::Writer;
 
 use crate::command::args::Explain;
-use crate::command::client::{Client, ServerAnswer};
+use crate::command::client::{Client, ServerAnswer, server_of_environment};
 use crate::command::{config, json_facts, operator_facts, say, table};
 
 /// Prints for each limit whether it applies to the request.
 pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
-    let answer = if args.target.server.is_some() { by_server(args)? } else { by_file(args)? };
+    let has_server = args.target.server.is_some() || server_of_environment().is_some();
+    let answer = if has_server && args.config.is_none() { by_server(args)? } else { by_file(args)? };
     if args.json {
         say(&answer.body)?;
         return Ok(ExitCode::SUCCESS);

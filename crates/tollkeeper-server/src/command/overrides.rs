@@ -7,17 +7,25 @@ use anyhow::{Context as _, bail};
 use hyper::Method;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use tollkeeper::MAX_OVERRIDES;
+use tollkeeper::facts::MAX_VALUE;
 use tollkeeper::policy::UtcTime;
 
 use crate::command::args::{OverrideAction, Overrides};
 use crate::command::client::{Client, escaped};
 use crate::command::{say, table};
 
+/// The longest note, in bytes.
+const MAX_NOTE: usize = 1_024;
+/// The maximum size of the list: JSON writes a control character in six bytes, and limit, quota and end have less than
+/// 512 together.
+const MAX_LIST: usize = 1_024 + MAX_OVERRIDES * (512 + 6 * (MAX_VALUE + MAX_NOTE));
+
 /// Runs the action. The exit code of a deletion is 1 if there was no such override.
 pub fn run(args: &Overrides) -> anyhow::Result<ExitCode> {
     match &args.action {
         OverrideAction::List { call } => {
-            let answer = Client::new(&call.target)?.call(Method::GET, "/v1/overrides", None, &[200])?;
+            let answer = Client::new(&call.target)?.get_up_to("/v1/overrides", MAX_LIST)?;
             if call.json {
                 say(&answer.body)?;
             } else {
@@ -135,7 +143,7 @@ fn print(overrides: &[Shown]) -> anyhow::Result<()> {
         let text = |text: &Option<String>| text.as_deref().unwrap_or("-").escape_debug().to_string();
         table.add_row([
             table::cell(&it.limit, None),
-            table::cell(text(&it.key), None),
+            table::cell(it.key.escape_debug(), None),
             table::cell(quota, it.blocked.then_some(false)),
             table::cell(until, None),
             table::cell(text(&it.note), None),
@@ -154,7 +162,7 @@ struct Listed {
 #[derive(Debug, Deserialize)]
 struct Shown {
     limit: String,
-    key: Option<String>,
+    key: String,
     rate: Option<String>,
     burst: Option<u64>,
     slots: Option<u64>,

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use tollkeeper::config::{Config, Format, Listen, Listener};
+use tollkeeper::config::{Listen, Listener};
 
 use crate::command::args::Proxy;
 use crate::proxy::{self, connect::TlsFiles};
@@ -24,16 +24,10 @@ pub fn run(args: Proxy) -> anyhow::Result<ExitCode> {
     };
     server::run(Options {
         args: args.server,
-        builtin,
+        builtin: BUILTIN,
         listen: Listen { http: args.http, grpc: args.grpc, resp: args.resp, proxy: args.listen },
         // gRPC and RESP are opened only on request.
         default_listen: Listen { http: at(8080), grpc: None, resp: None, proxy: at(8000) },
         proxy: Some(ProxyOptions { options, access_log: args.access_log }),
     })
-}
-
-/// The config of a proxy without a config file.
-fn builtin() -> Config {
-    let parsed = Config::parse("builtin-proxy.yaml", Format::Yaml, BUILTIN.as_bytes(), &|_| None);
-    parsed.expect("the built-in policy is valid").0
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use tollkeeper::config::{Config, Format, Listen, Listener};
+use tollkeeper::config::{Listen, Listener};
 
 use crate::command::args::Serve;
 use crate::server::{self, Options};
@@ -15,15 +15,9 @@ pub fn run(args: Serve) -> anyhow::Result<ExitCode> {
     let at = |port: u16| Some(Listener::At(([127, 0, 0, 1], port).into()));
     server::run(Options {
         args: args.server,
-        builtin,
+        builtin: BUILTIN,
         listen: Listen { http: args.http, grpc: args.grpc, resp: args.resp, proxy: None },
         default_listen: Listen { http: at(8080), grpc: at(8081), resp: at(6380), proxy: None },
         proxy: None,
     })
-}
-
-/// The config of a server without a config file.
-pub fn builtin() -> Config {
-    let parsed = Config::parse("../templates/builtin.yaml", Format::Yaml, BUILTIN.as_bytes(), &|_| None);
-    parsed.expect("the built-in policy is valid").0
 }

@@ -411,7 +411,7 @@ fn watch_for_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
             interrupts.recv().await;
             seen.store(true, Ordering::Relaxed);
             interrupts.recv().await;
-            #[expect(clippy::disallowed_methods, reason = "whoever interrupts twice does not want to wait")]
+            #[expect(clippy::disallowed_methods, reason = "a second interrupt ends at once")]
             std::process::exit(i32::from(INTERRUPTED));
         });
     })?;

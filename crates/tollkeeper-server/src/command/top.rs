@@ -37,9 +37,7 @@ pub fn run(args: &Top) -> anyhow::Result<ExitCode> {
     let live = io::stdout().is_terminal() && io::stdin().is_terminal();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let first = client.get("/v1/limits").await.and_then(|answer| limits::active(&answer));
-        let mut model = Model::new(client.shown());
-        model.set_limits(first?);
+        // First the call that every token setting protects, so that one prompt is enough.
         let events = match client.stream("/v1/events").await {
             Err(error) if live && !client.has_token() && error.to_string().contains("unauthorized") => {
                 client.set_token(&read_token()?, "the prompt")?;
@@ -48,6 +46,8 @@ pub fn run(args: &Top) -> anyhow::Result<ExitCode> {
             events => events?,
         };
         let mut events = Events { body: events, text: String::new() };
+        let mut model = Model::new(client.shown());
+        model.set_limits(limits::active(&client.get("/v1/limits").await?)?);
         model.set_history(&client.get("/v1/history?span=5m").await?.read::<model::History>("history")?);
         model.set_keys(client.get("/v1/top").await?.read("top keys")?);
         if args.json {
@@ -177,7 +177,7 @@ fn keyboard() -> mpsc::UnboundedReceiver<Event> {
 
 /// Reads a token from the terminal without showing it.
 fn read_token() -> anyhow::Result<String> {
-    eprint!("admin token: ");
+    eprint!("token: ");
     io::stderr().flush()?;
     let _raw = Raw::enter()?;
     let mut token = String::new();

@@ -1,7 +1,7 @@
 // Starts the page: sign-in, routes, keys, and what runs while the page is visible.
 import { follow, live, readTop, showBanner, signIn, signedIn, signOut, start, stop, whenSignedOut } from "./data.js";
 import { announce, by, say } from "./dom.js";
-import { keyView, limitView, nowView, overridesView, policyView, tryView } from "./views.js";
+import { keyView, limitView, nowView, overridesView, policyView, tryView, upstreamView } from "./views.js";
 
 /** @type {View | null} */ let view = null;
 /** @type {ReturnType<typeof setInterval> | undefined} */ let polling;
@@ -17,6 +17,7 @@ function route() {
 	if (name === "try") return tryView(parameters);
 	if (name === "policy") return policyView(parameters);
 	if (name === "overrides") return overridesView(parameters);
+	if (name === "upstream") return upstreamView();
 	return nowView();
 }
 
@@ -96,7 +97,10 @@ by("skip").addEventListener("click", (event) => {
 });
 addEventListener("hashchange", show);
 document.addEventListener("visibilitychange", () => (document.hidden ? stop() : by("nav").hidden || start()));
-follow(() => view?.update?.());
+follow(() => {
+	by("upstream").hidden = !live.event?.upstream;
+	view?.update?.();
+});
 
 let waiting = false;
 addEventListener("keydown", (event) => {
@@ -106,7 +110,7 @@ addEventListener("keydown", (event) => {
 	if (waiting) {
 		waiting = false;
 		const first = live.limits?.limits[0]?.name;
-		const to = new Map([["n", "#/"], ["l", first ? `#/limits/${first}` : "#/"], ["k", "#/key"], ["t", "#/try"], ["p", "#/policy"], ["o", "#/overrides"]]).get(event.key);
+		const to = new Map([["n", "#/"], ["l", first ? `#/limits/${first}` : "#/"], ["k", "#/key"], ["t", "#/try"], ["p", "#/policy"], ["o", "#/overrides"], ["u", "#/upstream"]]).get(event.key);
 		if (to) location.hash = to;
 	} else if (event.key === "g") {
 		waiting = true;

@@ -1,9 +1,8 @@
 // Charts in SVG: areas, lines, bars and sparklines, each with a table of its numbers. Never more than 600 points.
-import { clock, count, h, rate, say, svg, total } from "./dom.js";
+import { clock, count, h, rate, row, say, svg, table, total } from "./dom.js";
 
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [220, 44, 8, 8, 24];
 const MOST = 600;
-
 
 /** A shape beside the colour, so that series differ without colours. @param {string} kind */
 function shape(kind) {
@@ -118,12 +117,9 @@ export function chart(title, stacked) {
 		const rows = [];
 		for (let i = points - 1; i >= 0; i--) {
 			if (data.series[0].counts[i] === null) continue;
-			const cells = data.series.map((it) => h("td", { class: "num" }, count(it.counts[i] ?? 0)));
-			rows.push(h("tr", {}, h("th", { scope: "row" }, clock(data.until - (points - i) * data.step)), cells));
+			rows.push(row([[clock(data.until - (points - i) * data.step)], ...data.series.map((it) => /** @type {[string, string]} */ ([count(it.counts[i] ?? 0), "num"]))]));
 		}
-		body.replaceChildren(h("table", {}, h("caption", {}, `${title}, per ${span(data.step)}`),
-			h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "From"), data.series.map((it) => h("th", { scope: "col", class: "num" }, it.name)))),
-			h("tbody", {}, rows)));
+		body.replaceChildren(table(`${title}, per ${span(data.step)}`, [["From"], ...data.series.map((it) => /** @type {[string, string]} */ ([it.name, "num"]))], rows));
 	}
 
 	return { element, update };
@@ -160,10 +156,8 @@ const SHARES = ["none left", "up to 10 %", "up to 25 %", "up to 50 %", "up to 75
 export function histogram() {
 	const plot = svg("g");
 	const picture = svg("svg", { viewBox: "0 0 380 206", height: 206, role: "img" }, plot);
-	const body = h("tbody");
-	const element = h("figure", {}, picture, h("figcaption", {}, "Share of the limit that was left after each decision"),
-		h("details", {}, h("summary", {}, "As table"), h("table", {}, h("caption", {}, "Decisions by share left, since the start"),
-			h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Left"), h("th", { scope: "col", class: "num" }, "Decisions"))), body)));
+	const body = h("div");
+	const element = h("figure", {}, picture, h("figcaption", {}, "Share of the limit that was left after each decision"), h("details", {}, h("summary", {}, "As table"), body));
 	return {
 		element,
 		update(counts) {
@@ -175,7 +169,7 @@ export function histogram() {
 					svg("text", { class: "axis-text", x: 29 + i * 53, y: 198, "text-anchor": "middle" }, i ? SHARES[i].slice(6) : "none")];
 			}));
 			picture.setAttribute("aria-label", `Share of the limit left: ${counts.map((n, i) => `${SHARES[i]} ${n}`).join(", ")}`);
-			body.replaceChildren(...counts.map((n, i) => h("tr", {}, h("th", { scope: "row" }, SHARES[i]), h("td", { class: "num" }, count(n)))));
+			body.replaceChildren(table("Decisions by share left, since the start", [["Left"], ["Decisions", "num"]], counts.map((n, i) => row([[SHARES[i]], [count(n), "num"]]))));
 		},
 	};
 }

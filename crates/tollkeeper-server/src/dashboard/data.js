@@ -6,6 +6,7 @@ const STEPS = 300;
 let token = sessionStorage.getItem(KEY) ?? "";
 /** @type {AbortController | null} */ let streaming = null;
 let failures = 0, lostAt = 0;
+/** @type {ReturnType<typeof setTimeout> | undefined} */ let reconnecting;
 /** @type {ServerEvent | null} */ let counted = null;
 /** @type {Set<() => void>} */ const listeners = new Set();
 /** @type {() => void} */ let onSignedOut = () => {};
@@ -116,12 +117,13 @@ export async function start() {
 	streaming = null;
 	lostAt ||= Date.now();
 	if (failures > 0) announce("no connection to the server");
-	setTimeout(start, 1000 * Math.min(30, 2 ** failures++));
+	reconnecting = setTimeout(start, 1000 * Math.min(30, 2 ** failures++));
 	showBanner();
 }
 
 /** Stops reading events. */
 export function stop() {
+	clearTimeout(reconnecting);
 	streaming?.abort();
 	streaming = null;
 }

@@ -1,4 +1,4 @@
-// The six views. Each returns its title and element, and redraws in `update` after an event.
+// The views. Each returns its title and element, and redraws in `update` after an event.
 import { chart, histogram, sparkline } from "./chart.js";
 import { call, history, live, rates, readLimits } from "./data.js";
 import { confirmed, count, duration, h, keyText, meter, percent, rate, row, say, table, time, value } from "./dom.js";
@@ -65,36 +65,35 @@ function timed(title, stacked, pick, kinds) {
 	return { element: h("div", {}, h("div", { class: "bar-row" }, h("h2", {}, title), spans), drawn.element), update };
 }
 
+/** Tiles of a name, a number and words. */
+function tiles() {
+	const element = h("div", { class: "tiles" });
+	/** @type {Map<string, HTMLElement[]>} */ const parts = new Map();
+	function tile(name, big, small, alarm = false) {
+		const made = parts.get(name) ?? [h("b"), h("small")];
+		if (!parts.has(name)) element.append(h("div", { class: "card tile" }, name, made));
+		parts.set(name, made);
+		say(made[0], big);
+		say(made[1], small);
+		made[0].parentElement?.classList.toggle("alarm", alarm);
+	}
+	return { element, tile };
+}
+
 /** @returns {View} */
 export function nowView() {
-	const tiles = h("div", { class: "tiles" });
+	const { element: top, tile } = tiles();
 	const requests = timed("Requests per second", true, (of) => of.requests, () => REQUEST_KINDS);
-	const body = h("tbody");
-	const limits = h("table", {}, h("caption", {}, "Limits, rates over the last 10 s"), h("thead", {}, h("tr", {},
-		[["Limit"], ["Mode"], ["Quota", "mid"], ["Asked/s", "num"], ["Refused/s", "num"], ["Refused", "num mid"], ["Last minute", "wide"], ["Starved keys", "num wide"]]
-			.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))), body);
+	const limits = table("Rates over the last 10 s", [["Limit"], ["Mode"], ["Quota", "mid"], ["Asked/s", "num"], ["Refused/s", "num"], ["Refused", "num mid"], ["Last minute", "wide"], ["Starved keys", "num wide"]], []);
+	const body = /** @type {HTMLElement} */ (limits.lastChild);
 	const keys = h("div");
 	/** @type {Map<string, ReturnType<typeof makeRow>>} */ const rows = new Map();
-	/** @type {Map<string, HTMLElement[]>} */ const parts = new Map();
 
 	function makeRow(limit) {
-		const cells = { mode: h("td"), quota: h("td", { class: "mid" }), asked: h("td", { class: "num" }), refused: h("td", { class: "num" }), share: h("td", { class: "num mid" }), starved: h("td", { class: "num wide" }) };
+		const cells = { mode: h("span"), quota: h("span"), asked: h("span"), refused: h("span"), share: h("span"), starved: h("span") };
 		const line = sparkline();
-		const element = h("tr", {}, h("th", { scope: "row" }, limitLink(limit.name)), cells.mode, cells.quota, cells.asked, cells.refused, cells.share, h("td", { class: "wide" }, line.element), cells.starved);
+		const element = row([[limitLink(limit.name)], [cells.mode], [cells.quota, "mid"], [cells.asked, "num"], [cells.refused, "num"], [cells.share, "num mid"], [line.element, "wide"], [cells.starved, "num wide"]]);
 		return { element, cells, line };
-	}
-
-	function tile(name, big, small, alarm = false) {
-		let [box, number, words] = parts.get(name) ?? [];
-		if (!box || !number || !words) {
-			[box, number, words] = [h("div", { class: "card tile" }, name), h("b"), h("small")];
-			box.append(number, words);
-			tiles.append(box);
-			parts.set(name, [box, number, words]);
-		}
-		say(number, big);
-		say(words, small);
-		box.classList.toggle("alarm", alarm);
 	}
 
 	function update() {
@@ -130,7 +129,7 @@ export function nowView() {
 		});
 		keys.replaceChildren(topKeys("Most refused keys", live.top?.refused.slice(0, 10) ?? [], true));
 	}
-	return { title: "Now", element: h("div", {}, h("h1", {}, "Now"), tiles, requests.element, h("h2", {}, "Limits"), limits, keys), update };
+	return { title: "Now", element: h("div", {}, h("h1", {}, "Now"), top, requests.element, h("h2", {}, "Limits"), limits, keys), update };
 }
 
 /** @param {string} title @param {TopKey[]} rows @param {boolean} [named] whether to show the limit */
@@ -138,6 +137,24 @@ function topKeys(title, rows, named = false) {
 	return h("div", {}, h("h2", {}, title), !rows.length ? h("p", { class: "hint" }, "None in the last 5 to 10 minutes.") : table("Counts of the last 5 to 10 minutes", named ? [["Key"], ["Limit"], ["Times", "num"]] : [["Key"], ["Times", "num"]], rows.map((it) => row([
 		[it.ref ? h("a", { href: `#/key/${it.ref}` }, value(keyText(it.key))) : value(keyText(it.key))], ...(named ? [/** @type {[Child]} */ ([limitLink(it.limit)])] : []),
 		[it.error ? `at least ${count(it.count)}, at most ${count(it.error)} more` : count(it.count), "num"]]))));
+}
+
+export function upstreamView() {
+	const { element: top, tile } = tiles();
+	const about = h("p"), list = h("div");
+	function update() {
+		const up = live.event?.upstream;
+		if (!up) return say(about, live.event ? "This server is not a proxy." : "");
+		say(about, up.url);
+		tile("In flight", count(up.in_flight), `at most ${count(up.limit)}`, up.in_flight >= up.limit);
+		tile("Waiting", count(up.waiting), "for a slot");
+		tile("Floor", up.floor_ms === null ? "–" : `${up.floor_ms} ms`, "response time without a queue, if the limit is adaptive");
+		tile("Shed", count(up.shed), "refused at the limit, since the start");
+		tile("Errors", count(up.errors), "since the start");
+		list.replaceChildren(table("Addresses, errors since the start", [["Address"], ["In flight", "num"], ["Errors", "num"], ["State"]], up.addresses.map((it) => row([
+			[value(it.address)], [count(it.in_flight), "num"], [count(it.errors), "num"], [h("span", { class: it.ejected ? "bad" : "good" }, it.ejected ? "ejected" : "in use")]]))));
+	}
+	return { title: "Upstream", element: h("div", {}, h("h1", {}, "Upstream"), about, top, list), update };
 }
 
 export function limitView(name) {
@@ -244,7 +261,7 @@ export function keyView(ref, parameters) {
 			h("p", { class: peeked.data?.allowed ? "good" : "bad" }, peeked.status !== 200 ? "" : peeked.data.allowed ? "A request with these facts would be admitted now." : `A request with these facts would be refused: ${peeked.data.reason}.`),
 			table("Each limit: whether it applies, and what it says", [["Limit"], ["Why"], ["Left"], ["Admits requests", "mid"], ["Actions"]], explained.data.limits.map((it) => {
 				const state = says.get(it.name);
-				const path = String(new URLSearchParams({ limit: it.name, ...facts }));
+				const path = String(new URLSearchParams({ ...facts, limit: it.name }));
 				return row([[[limitLink(it.name), " ", it.mode === "shadow" ? h("span", { class: "tag" }, "shadow") : null]], [it.why],
 					[state ? [`${count(state.remaining ?? 0)} of ${count(state.limit)} `, overrideNote(state), meter(state.remaining, state.limit)] : "–"], [state ? admits(state) : "–", "mid"],
 					[state ? keyButtons(state, path, out, byFacts) : null]]);
@@ -420,9 +437,11 @@ export function overridesView(parameters) {
 		const words = filter.value.toLowerCase();
 		const shown = all.filter((it) => `${it.limit} ${it.key} ${it.note ?? ""}`.toLowerCase().includes(words));
 		if (!shown.length) return list.replaceChildren(h("p", { class: "hint" }, all.length ? "None matches." : "There are no overrides."));
+		const limits = live.limits?.limits;
+		const active = (it) => !limits || limits.some((limit) => limit.name === it.limit && limit.by.length === 1);
 		list.replaceChildren(table(`${count(shown.length)} of ${count(all.length)} overrides${shown.length > 200 ? ", the first 200" : ""}`, [["Key"], ["Limit"], ["Quota"], ["Until", "mid"], ["Note", "mid"], ["Actions"]], shown.slice(0, 200).map((it) => row([
-			[value(it.key)], [limitLink(it.limit)], [grants(it)], [it.until ? time(it.until, true) : "–", "mid"], [it.note ?? "", "mid"],
-			[[button("Change", () => edit(it)), " ", button("Remove", () => remove(it), "danger")]]]))));
+			[value(it.key)], [[limitLink(it.limit), active(it) ? null : " (limit not active)"]], [grants(it)], [it.until ? time(it.until, true) : "–", "mid"], [it.note ?? "", "mid"],
+			[[active(it) ? button("Change", () => edit(it)) : null, " ", button("Remove", () => remove(it), "danger")]]]))));
 	}
 	function edit(it) {
 		limit.value = it.limit;
@@ -466,6 +485,7 @@ export function overridesView(parameters) {
 		const names = (live.limits?.limits ?? []).filter((it) => it.by.length === 1).map((it) => it.name);
 		if (options === names.join()) return;
 		options = names.join();
+		draw();
 		limit.replaceChildren(...names.map((name) => h("option", { value: name, selected: name === parameters.get("limit") }, name)));
 		kinds();
 	}

@@ -87,6 +87,8 @@ pub struct Address {
     in_flight: AtomicUsize,
     /// Consecutive failures.
     failures: AtomicU32,
+    /// All failures.
+    errors: AtomicU64,
     /// When its ejection ends, in milliseconds since `Upstream::began`.
     ejected_until: AtomicU64,
     durations: Arc<DurationHistogram>,
@@ -103,6 +105,7 @@ impl Address {
             pool: Pool::new(Arc::clone(counters)),
             in_flight: AtomicUsize::new(0),
             failures: AtomicU32::new(0),
+            errors: AtomicU64::new(0),
             ejected_until: AtomicU64::new(0),
             counters: Arc::clone(counters),
         }
@@ -116,6 +119,11 @@ impl Address {
     /// Requests in flight, for the dashboard.
     pub fn in_flight(&self) -> usize {
         self.in_flight.load(Relaxed)
+    }
+
+    /// Failures before the head of a response, for the dashboard.
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Relaxed)
     }
 }
 
@@ -250,6 +258,7 @@ impl Upstream {
     /// Notes that an address has failed, and ejects it after too many failures, unless half of them are ejected already.
     pub fn failed(&self, address: &Address, error: UpstreamError, health: &HealthSettings) {
         self.counters.failed(error);
+        address.errors.fetch_add(1, Relaxed);
         let failures = address.failures.fetch_add(1, Relaxed).saturating_add(1);
         let (now, count) = (self.now(), self.addresses.load().len());
         if failures < health.failures || is_ejected(address, now) || (self.ejected().count() + 1) * 2 > count

@@ -1,5 +1,6 @@
-//! A log of lines that never delays a request: lines go through a bounded queue to a thread that writes them. Lines that
-//! find the queue full, or that cannot be written, are dropped and counted.
+//! Appends lines to a file from a thread of its own, so that the log never delays a request.
+//!
+//! Lines go through a bounded queue. Those that find it full, or that cannot be written, are dropped and counted.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-/// The capacity of the queue, in entries and in bytes.
+/// The capacity of the queue, in messages and in bytes.
 pub(super) const QUEUE: usize = 16_384;
 const QUEUE_BYTES: usize = 16 << 20;
 /// How much is written with one call.
@@ -25,7 +26,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Queues lines for a file.
 #[derive(Debug)]
 pub struct LineLog {
-    queue: SyncSender<Entry>,
+    queue: SyncSender<LogMessage>,
     shared: Arc<Shared>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
@@ -37,15 +38,15 @@ struct Shared {
     dropped: AtomicU64,
 }
 
-enum Entry {
+enum LogMessage {
     Lines(Vec<u8>),
     /// The log is closed.
     End,
 }
 
 impl LineLog {
-    /// Appends to a file, which only this user can read: lines may hold names or addresses of people. `what` the lines
-    /// are is said in messages, such as `admissions`.
+    /// Appends to a file, which only this user can read: lines may hold names or addresses of people. `what`
+    /// names the lines in messages: `admissions`.
     pub fn open(file: &Path, what: &'static str) -> anyhow::Result<LineLog> {
         let opened = OpenOptions::new().append(true).create(true).mode(0o600).open(file);
         LineLog::to(
@@ -62,11 +63,11 @@ impl LineLog {
 
     /// Writes to an open file.
     pub(super) fn to(mut file: File, what: &'static str) -> anyhow::Result<LineLog> {
-        let (queue, entries) = sync_channel(QUEUE);
+        let (queue, messages) = sync_channel(QUEUE);
         let shared = Arc::<Shared>::default();
         let writer = std::thread::Builder::new().name("line-log".to_owned()).spawn({
             let shared = Arc::clone(&shared);
-            move || write_all(&entries, &mut file, &shared, what)
+            move || write_all(&messages, &mut file, &shared, what)
         });
         let writer =
             Mutex::new(Some(writer.with_context(|| format!("cannot start a thread for a log of {what}"))?));
@@ -80,7 +81,7 @@ impl LineLog {
         }
         let (bytes, count) = (lines.len(), count(&lines));
         let queued = self.shared.queued_bytes.fetch_add(bytes, Relaxed);
-        if queued + bytes > QUEUE_BYTES || self.queue.try_send(Entry::Lines(lines)).is_err() {
+        if queued + bytes > QUEUE_BYTES || self.queue.try_send(LogMessage::Lines(lines)).is_err() {
             self.shared.queued_bytes.fetch_sub(bytes, Relaxed);
             self.shared.dropped.fetch_add(count, Relaxed);
         }
@@ -95,7 +96,7 @@ impl LineLog {
     pub fn close(&self) {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(writer) = writer
-            && self.queue.send(Entry::End).is_ok()
+            && self.queue.send(LogMessage::End).is_ok()
         {
             // The thread only ends by returning: a panic has been reported.
             let _ = writer.join();
@@ -103,24 +104,24 @@ impl LineLog {
     }
 }
 
-/// Writes entries until the log is closed.
-fn write_all(entries: &Receiver<Entry>, file: &mut File, shared: &Shared, what: &'static str) {
-    let mut report = Report { what, last: Instant::now(), known: 0, error: None };
+/// Writes messages until the log is closed.
+fn write_all(messages: &Receiver<LogMessage>, file: &mut File, shared: &Shared, what: &'static str) {
+    let mut report = DropReport { what, last: Instant::now(), known: 0, error: None };
     let (mut batch, mut is_open) = (Vec::with_capacity(BATCH_BYTES), true);
     while is_open {
-        let mut next = match entries.recv_timeout(REPORT_INTERVAL) {
-            Ok(entry) => Some(entry),
+        let mut next = match messages.recv_timeout(REPORT_INTERVAL) {
+            Ok(message) => Some(message),
             Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Entry::End),
+            Err(RecvTimeoutError::Disconnected) => Some(LogMessage::End),
         };
         batch.clear();
         // Whatever else is queued is written with the same call.
-        while let Some(entry) = next {
-            match entry {
-                Entry::Lines(lines) => batch.extend_from_slice(&lines),
-                Entry::End => is_open = false,
+        while let Some(message) = next {
+            match message {
+                LogMessage::Lines(lines) => batch.extend_from_slice(&lines),
+                LogMessage::End => is_open = false,
             }
-            next = if is_open && batch.len() < BATCH_BYTES { entries.try_recv().ok() } else { None };
+            next = if is_open && batch.len() < BATCH_BYTES { messages.try_recv().ok() } else { None };
         }
         shared.queued_bytes.fetch_sub(batch.len(), Relaxed);
         if let Err(error) = append(file, &batch) {
@@ -143,14 +144,14 @@ fn append(file: &mut File, lines: &[u8]) -> io::Result<()> {
 }
 
 /// Logs once in a while how many lines were dropped.
-struct Report {
+struct DropReport {
     what: &'static str,
     last: Instant,
     known: u64,
     error: Option<io::Error>,
 }
 
-impl Report {
+impl DropReport {
     fn write(&mut self, shared: &Shared, is_last: bool) {
         let what = self.what;
         if !is_last && self.last.elapsed() < REPORT_INTERVAL {

@@ -37,6 +37,15 @@ await run(async () => {
   }
   await view(page, "#/overrides");
   await page.waitForSelector("text=7 of 7 overrides");
+  // A fact called `limit` is not the name of the limit.
+  await view(page, `#/key?${new URLSearchParams({ user: USERS[0], limit: "hasownproperty" })}`);
+  await page.click("tr:has-text('__proto__') button:has-text('Unblock')");
+  assert.ok((await page.textContent("#confirm-text")).includes("__proto__"));
+  await page.click("#confirm-yes");
+  await page.waitForSelector("text=under __proto__.");
+  const state = (limit) => server.call("GET", `/v1/state?${new URLSearchParams({ limit, user: USERS[0] })}`);
+  assert.deepEqual((await state("__proto__")).data.limits, []);
+  assert.notDeepEqual((await state("hasownproperty")).data.limits, []);
   await view(page, "#/limits/<img src=x onerror=window.ran=5>");
   await page.waitForSelector("text=This limit is not active");
   await view(page, "#/key/%E0%A4%A");

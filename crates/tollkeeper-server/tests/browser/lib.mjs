@@ -10,7 +10,7 @@ import { join } from "node:path";
 
 const require = createRequire(join(process.env.BROWSER_MODULES, "package.json"));
 export const { chromium } = require("playwright-core");
-export const axe = require("axe-core").source;
+const axe = require("axe-core").source;
 export const SCREENSHOTS = process.env.SCREENSHOTS;
 mkdirSync(SCREENSHOTS, { recursive: true });
 
@@ -54,10 +54,11 @@ function start(command, args) {
   return process_;
 }
 
-/** A server on a free port with this config. */
+/** A server on a free port with this config, or with `upstream` a proxy in front of that URL. */
 export class Server {
-  static async with(yaml, args = []) {
+  static async with(yaml, args = [], upstream = null) {
     const server = new Server();
+    server.upstream = upstream;
     server.file = join(folder, `tollkeeper-${Math.random().toString(36).slice(2)}.yaml`);
     writeFileSync(server.file, yaml);
     server.port = await freePort();
@@ -67,7 +68,8 @@ export class Server {
   }
 
   async start() {
-    this.process = start(process.env.TOLLKEEPER, ["serve", "--config", this.file, "--http", `127.0.0.1:${this.port}`, ...this.args]);
+    const command = this.upstream ? ["proxy", this.upstream, "--listen", `127.0.0.1:${(this.proxyPort ??= await freePort())}`] : ["serve"];
+    this.process = start(process.env.TOLLKEEPER, [...command, "--config", this.file, "--http", `127.0.0.1:${this.port}`, ...this.args]);
     this.url = `http://127.0.0.1:${this.port}`;
     await eventually("the server listens", () => this.process.out.includes("listening http="));
   }
@@ -166,6 +168,20 @@ export async function eventually(what, test, patience = 20000) {
     await new Promise((resolve) => setTimeout(resolve, 50));
   }
 }
+
+/** What axe finds in a page, and whether it is wider than the window. Its context needs `bypassCSP`. */
+export async function problems(page) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  const found = violations.map((it) => `${it.id}: ${it.help}: ${it.nodes.map((node) => node.html).slice(0, 3).join(" ")} ${it.nodes[0].failureSummary}`);
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  return wide > 0 ? [...found, `${wide} pixels too wide`] : found;
+}
+
+/** The options of a context for each mode in which a view is looked at. */
+export const MODES = [["light", { colorScheme: "light" }], ["dark", { colorScheme: "dark" }], ["narrow", { colorScheme: "light", viewport: { width: 360, height: 740 } }],
+  // As a window of 1280 x 900 pixels at 200 %.
+  ["zoomed", { colorScheme: "light", viewport: { width: 640, height: 450 }, deviceScaleFactor: 2 }]];
 
 /** The console has nothing but the browser's own note of the 401 that asks for the token. */
 export function quiet(page) {

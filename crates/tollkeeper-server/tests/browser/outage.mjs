@@ -21,6 +21,14 @@ await run(async () => {
     await server.check({ user: "alice" });
     return (await page.textContent(".tiles")).includes("Storeok");
   });
+  const again = await server.check({ user: "alice" });
+  assert.deepEqual([again.allowed, again.degraded, again.limits[0].degraded], [true, null, null], "decisions are not degraded any more");
+  const degraded = async () => (await page.textContent(".tiles")).match(/(\d+) degraded/)[1];
+  const before = await degraded();
+  const asked = await page.textContent(".tile:has-text('Requests') b");
+  await server.check({ user: "alice" }, 5);
+  await eventually("later decisions are counted", async () => (await page.textContent(".tile:has-text('Requests') b")) !== asked);
+  assert.equal(await degraded(), before);
 
   const banner = () => page.isVisible("#banner");
   await server.kill();

@@ -8,7 +8,7 @@ interface ServerEvent {
   limits: Map<string, Counts>;
   store: { state: string; p99_ms: number | null };
   keys: number; max_keys: number;
-  upstream?: { url: string; in_flight: number; limit: number; shed: number; errors: number; addresses: { address: string; in_flight: number; ejected: boolean }[] };
+  upstream?: { url: string; in_flight: number; limit: number; floor_ms: number | null; waiting: number; shed: number; errors: number; addresses: { address: string; in_flight: number; errors: number; ejected: boolean }[] };
 }
 interface Limit {
   name: string; by: string[]; rate?: string; burst?: number; limit?: number; mode: string; algorithm: string;

@@ -1,7 +1,7 @@
-// Every view in light, dark and narrow: screenshots, axe, no horizontal scrolling, and keys only.
+// Every view in light, dark, narrow and at 200 %: screenshots, axe, no horizontal scrolling, and keys only.
 import assert from "node:assert/strict";
 import { join } from "node:path";
-import { ADMIN, SCREENSHOTS, Server, axe, browser, eventually, open, quiet, run, signIn, view } from "./lib.mjs";
+import { ADMIN, MODES, SCREENSHOTS, Server, browser, eventually, open, problems, quiet, run, signIn, view } from "./lib.mjs";
 
 const LIMITS = `${ADMIN}
 limits:
@@ -36,18 +36,12 @@ await run(async () => {
   const refused = top.refused.find((row) => row.limit === "plan") ?? top.refused[0];
   const views = [["now", "#/", "Now"], ["limit", "#/limits/per-user", "per-user"], ["shadow", "#/limits/new-search-limit", "new-search-limit"], ["key", `#/key/${refused.ref}`, "Key"],
     ["key-facts", "#/key?user=frank&route=/api/search", "Key"], ["try", "#/try?user=alice&ip=192.0.2.1", "Try"], ["policy", "#/policy", "Policy"], ["overrides", "#/overrides", "Overrides"]];
-  for (const [mode, options] of [["light", { colorScheme: "light" }], ["dark", { colorScheme: "dark" }], ["narrow", { colorScheme: "light", viewport: { width: 360, height: 740 } }]]) {
+  for (const [mode, options] of MODES) {
     const context = await browser({ ...options, bypassCSP: true, reducedMotion: "reduce" });
     const page = await open(context, server.url);
     await page.screenshot({ path: join(SCREENSHOTS, `sign-in-${mode}.png`) });
-    const problems = [];
-    const judge = async (name) => {
-      await page.evaluate(axe);
-      const found = await page.evaluate(() => axe.run(document, { resultTypes: ["violations"] }));
-      for (const it of found.violations) problems.push(`${mode} ${name}: ${it.id}: ${it.help}: ${it.nodes.map((node) => node.html).slice(0, 3).join(" ")} ${it.nodes[0].failureSummary}`);
-      const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-      if (wide > 0) problems.push(`${mode} ${name}: ${wide} pixels too wide`);
-    };
+    const found = [];
+    const judge = async (name) => found.push(...(await problems(page)).map((it) => `${mode} ${name}: ${it}`));
     await judge("sign-in");
     await signIn(page);
     await page.waitForSelector("#nav:not([hidden])");
@@ -66,7 +60,7 @@ await run(async () => {
     }
     await busy;
     quiet(page);
-    assert.deepEqual(problems, []);
+    assert.deepEqual(found, []);
     await context.close();
   }
 });

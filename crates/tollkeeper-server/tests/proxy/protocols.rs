@@ -3,8 +3,10 @@
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::Command;
 
+use serde_json::{Value, json};
 use tollkeeper_tests::certificates::Authority;
 use tonic::transport::Channel;
 use tonic_health::pb::HealthCheckRequest;
@@ -243,12 +245,35 @@ fn settings_of_the_proxy_are_reloaded() {
     });
 }
 
-/// What the dashboard shows of the upstream.
+/// What the dashboard shows of the upstream, as the schema of the API describes it.
 #[test]
 fn events_show_the_upstream() {
     let upstream = Upstream::ok();
-    let proxy = Proxy::start(&upstream.url(), UNLIMITED, &[]);
-    assert_eq!(proxy.client().request("GET", "/x", "").status, 200);
+    let adaptive = format!("proxy: {{ concurrency: {{ max: 64, adaptive: true }} }}\n{UNLIMITED}");
+    for config in [UNLIMITED, &adaptive] {
+        let proxy = Proxy::start(&upstream.url(), config, &[]);
+        assert_eq!(proxy.client().request("GET", "/x", "").status, 200);
+        let (event, view) = upstream_of_event(&proxy);
+        assert_eq!((&view["url"], &view["errors"]), (&upstream.url().into(), &0.into()));
+        assert_eq!((&view["waiting"], &view["shed"]), (&0.into(), &0.into()));
+        if config == UNLIMITED {
+            assert_eq!((&view["limit"], &view["floor_ms"]), (&512.into(), &Value::Null));
+        }
+        let expected =
+            json!({ "address": upstream.address.to_string(), "in_flight": 0, "errors": 0, "ejected": false });
+        assert_eq!(view["addresses"], json!([expected]));
+        validate_event(&proxy, &event);
+    }
+    let nowhere = Proxy::start("http://127.0.0.1:9", UNLIMITED, &[]);
+    assert_eq!(nowhere.client().request("GET", "/x", "").status, 502);
+    let (event, view) = upstream_of_event(&nowhere);
+    assert!(view["addresses"][0]["errors"].as_u64().unwrap() > 0, "{view}");
+    assert_eq!(view["addresses"][0]["errors"], view["errors"]);
+    validate_event(&nowhere, &event);
+}
+
+/// The first event, and its `upstream`.
+fn upstream_of_event(proxy: &Proxy) -> (String, Value) {
     let mut events = proxy.api.client();
     events.send(format!("GET /v1/events HTTP/1.1\r\nhost: {}\r\n\r\n", proxy.api.address).as_bytes());
     let mut stream = std::io::BufReader::new(&mut events.stream);
@@ -257,12 +282,20 @@ fn events_show_the_upstream() {
         line.clear();
         assert!(stream.read_line(&mut line).unwrap() > 0, "the stream has ended");
     }
-    let event: serde_json::Value = serde_json::from_str(line.trim().trim_start_matches("data: ")).unwrap();
-    let view = &event["upstream"];
-    assert_eq!(
-        (&view["url"], &view["limit"], &view["errors"]),
-        (&upstream.url().into(), &512.into(), &0.into())
-    );
-    assert_eq!(view["addresses"][0]["address"], upstream.address.to_string());
-    assert_eq!(view["addresses"][0]["ejected"], false);
+    let event = line.trim().trim_start_matches("data: ").to_owned();
+    let view = serde_json::from_str::<Value>(&event).unwrap()["upstream"].clone();
+    (event, view)
+}
+
+/// Validates an event against `Event` of `/openapi.json`.
+fn validate_event(proxy: &Proxy, event: &str) {
+    let api = proxy.api.get("/openapi.json").json();
+    let mut schema = api["components"]["schemas"]["Event"].clone();
+    schema["components"] = api["components"].clone();
+    let schema = proxy.folder.write("event-schema.json", &schema.to_string());
+    let event = proxy.folder.write("event.json", event);
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/python/bin/check-jsonschema");
+    assert!(tool.exists(), "check-jsonschema is missing: `make test` installs it into target/python");
+    let checked = output(Command::new(tool).arg("--schemafile").arg(schema).arg(event));
+    assert!(checked.status.success(), "{}{}", text(&checked.stdout), text(&checked.stderr));
 }

@@ -16,6 +16,7 @@ pub fn frame(model: &Model, width: u16, height: u16) -> String {
         model.selected.min(limits.len().saturating_sub(1)).saturating_sub(limits_shown.saturating_sub(1));
     let first_key = model.selected.saturating_sub(limits.len()).saturating_sub(keys_shown.saturating_sub(1));
     let columns = Columns::of(&limits, width);
+    let is_narrow = width < 60;
     lines.push(columns.heading());
     for (index, row) in limits.iter().enumerate().skip(first_limit).take(limits_shown) {
         lines.push(columns.row(row, index == model.selected));
@@ -27,10 +28,11 @@ pub fn frame(model: &Model, width: u16, height: u16) -> String {
     lines.push(String::new());
     lines.push(match keys.is_empty() {
         true => "  no key was refused in the last minutes".to_owned(),
+        false if is_narrow => format!("  {:<10} {:<9} MOST REFUSED KEYS", "LIMIT", "REFUSED"),
         false => format!("  {:<18} {:<22} MOST REFUSED KEYS, last 5 to 10 minutes", "LIMIT", "REFUSED"),
     });
     for (index, row) in keys.iter().enumerate().skip(first_key).take(keys_shown) {
-        lines.push(key_row(row, index + limits.len() == model.selected));
+        lines.push(key_row(row, index + limits.len() == model.selected, is_narrow));
     }
     lines.truncate(height - 1);
     lines.resize(height - 1, String::new());
@@ -89,10 +91,12 @@ struct Columns {
 impl Columns {
     fn of(rows: &[LimitRow<'_>], width: usize) -> Columns {
         let longest = |text: &dyn Fn(&LimitRow<'_>) -> usize| rows.iter().map(text).max().unwrap_or(0);
-        let name = longest(&|row| row.limit.name.chars().count()).clamp(5, 28).min(width / 3);
-        let quota = longest(&|row| row.limit.quota().chars().count()).clamp(5, 22);
         // Marker, name, asked, refused and share always; then what there is room for.
-        let mut left = width.saturating_sub(2 + name + 1 + 9 + 1 + 9 + 1 + 7);
+        let room = width.saturating_sub(2 + 1 + 9 + 1 + 9 + 1 + 7);
+        let name =
+            longest(&|row| row.limit.name.chars().count()).clamp(5, 28).min(width / 3).min(room.max(5));
+        let quota = longest(&|row| row.limit.quota().chars().count()).clamp(5, 22);
+        let mut left = room.saturating_sub(name);
         let mut fits = |needed: usize| {
             let fits = needed <= left;
             left -= if fits { needed } else { 0 };
@@ -144,12 +148,17 @@ impl Columns {
     }
 }
 
-fn key_row(row: &KeyRow, selected: bool) -> String {
+fn key_row(row: &KeyRow, selected: bool, is_narrow: bool) -> String {
     let count = match row.error {
         0 => row.count.to_string(),
+        error if is_narrow => format!("{} to {}", row.count, row.count + error),
         error => format!("{}, at most {error} more", row.count),
     };
-    format!("{} {:<18} {count:<22} {}", marker(selected), cut(&row.limit, 18), row.shown())
+    let (marker, key) = (marker(selected), row.shown());
+    match is_narrow {
+        true => format!("{marker} {:<10} {count:<9} {key}", cut(&row.limit, 10)),
+        false => format!("{marker} {:<18} {count:<22} {key}", cut(&row.limit, 18)),
+    }
 }
 
 fn marker(selected: bool) -> char {
@@ -272,10 +281,42 @@ tollkeeper top  http://127.0.0.1:8080  08:53:30 UTC  limits version 7 (file)
             assert_eq!(drawn.lines().count(), height, "{drawn}");
             assert!(drawn.lines().all(|line| line.chars().count() <= width), "{drawn}");
         }
-        let narrow = frame(&model(), 40, 10);
-        assert!(narrow.contains("> per-user") && narrow.contains("25.0 %"), "{narrow}");
-        let wide = frame(&model(), 200, 50);
-        assert!(wide.contains("██████████") && wide.contains("LAST 60 S"), "{wide}");
+    }
+
+    #[test]
+    fn frame_of_40_columns() {
+        let expected = "\
+tollkeeper top  http://127…sion 7 (file)
+40 requests/s  25.0 % refu…ys of 1000000
+
+  LIMIT        ASKED/S REFUSED/S REFUSED
+> per-user          40        10  25.0 %
+  new-se…mit        40       1.0   2.5 %
+
+  LIMIT      REFUSED   MOST REFUSED KEYS
+  per-user   70        alice
+q quit  ↑↓ select  Enter l…se  u unblock";
+        assert_eq!(frame(&model(), 40, 10), expected);
+    }
+
+    #[test]
+    fn frame_of_200_columns() {
+        let expected = "\
+tollkeeper top  http://127.0.0.1:8080  08:53:30 UTC  limits version 7 (file)
+40 requests/s  25.0 % refused  0 degraded  store ok p99 0.5 ms  12 keys of 1000000
+
+  LIMIT            QUOTA            MODE      ASKED/S REFUSED/S REFUSED STARVED REFUSED, LAST 60 S
+> per-user         100/min burst 20 enforce        40        10  25.0 %       2 ██████████
+  new-search-limit 100/min burst 20 shadow         40       1.0   2.5 %       0 ██████████
+
+  LIMIT              REFUSED                MOST REFUSED KEYS, last 5 to 10 minutes
+  per-user           70                     alice
+  new-search-limit   9, at most 3 more      bob\\n";
+        let drawn = frame(&model(), 200, 50);
+        let lines: Vec<&str> = drawn.lines().collect();
+        assert_eq!(lines[..10].join("\n"), expected, "{drawn}");
+        assert!(lines[10..49].iter().all(|line| line.is_empty()), "{drawn}");
+        assert_eq!(lines[49], "q quit  ↑↓ select  Enter limit  r sort by refused  p pause  u unblock");
     }
 
     #[test]

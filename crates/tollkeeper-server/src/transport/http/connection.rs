@@ -379,7 +379,8 @@ pub(crate) mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::command::serve::builtin;
+    use crate::command::serve::BUILTIN;
+    use crate::server::builtin;
     use crate::store::Store;
     use crate::telemetry::events;
     use tollkeeper_engine::api::active_limits::LimitSource;
@@ -392,7 +393,8 @@ pub(crate) mod tests {
     pub(crate) fn service() -> Arc<Service> {
         let store = Store::Memory(MemoryStore::default());
         Arc::new(
-            Service::new(builtin(), LimitSource::Builtin, store).expect("the built-in config reads no files"),
+            Service::new(builtin(BUILTIN), LimitSource::Builtin, store)
+                .expect("the built-in config reads no files"),
         )
     }
 

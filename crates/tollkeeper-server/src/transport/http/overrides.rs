@@ -1,8 +1,11 @@
 //! The calls that list, set and delete overrides: `/v1/overrides`.
 
+use std::borrow::Cow;
+
 use hyper::{Response, StatusCode};
+use tollkeeper::facts::Hashed;
 use tollkeeper::policy::InvalidOverride;
-use tollkeeper::{Allowance, KeyOverride, OverrideError, Policy, Span};
+use tollkeeper::{Allowance, KeyOverride, OverrideError, Policy, Span, Value};
 use tollkeeper_engine::api::error::{ApiError, Code};
 use tollkeeper_engine::api::redact::Redactor;
 use tollkeeper_engine::api::{call, request};
@@ -26,7 +29,8 @@ pub(super) fn list(service: &Service) -> Response<Reply> {
 
 /// `PUT /v1/overrides/LIMIT/VALUE`.
 pub(super) async fn set(service: &Service, path: &str, body: &mut [u8]) -> Handled {
-    let (limit, key) = named(service, path)?;
+    let (limit, value) = named(path)?;
+    let key = key_of(service, &limit, &value)?;
     let granted = request::read_override(Reader::new(body)?)?;
     let set = service.set_override(KeyOverride { limit, key, granted }).await.map_err(not_set)?;
     let mut out = Writer::default();
@@ -36,13 +40,17 @@ pub(super) async fn set(service: &Service, path: &str, body: &mut [u8]) -> Handl
 
 /// `DELETE /v1/overrides/LIMIT/VALUE`.
 pub(super) async fn delete(service: &Service, path: &str) -> Handled {
-    let (limit, key) = named(service, path)?;
+    let (limit, value) = named(path)?;
+    let key = match key_of(service, &limit, &value) {
+        Ok(key) => key,
+        Err(error) => listed(service, &limit, &value).ok_or(error)?,
+    };
     let removed = service.remove_override(&limit, &key).await.map_err(not_set)?;
     Ok((None, answered(service, call::done(removed))))
 }
 
-/// The limit and the key in the path. Each segment is percent-decoded once.
-fn named(service: &Service, path: &str) -> Result<(String, String), ApiError> {
+/// The limit and the value in the path. Each segment is percent-decoded once.
+fn named(path: &str) -> Result<(String, String), ApiError> {
     let mut segments = path.split('/').skip(3).map(query::decode_path);
     let mut segment = |name: &str| {
         segments.next().flatten().ok_or_else(|| {
@@ -52,16 +60,29 @@ fn named(service: &Service, path: &str) -> Result<(String, String), ApiError> {
             ApiError::new(Code::InvalidFact, message).at(name)
         })
     };
-    let (limit, value) = (segment("limit")?, segment("value")?);
+    Ok((segment("limit")?, segment("value")?))
+}
+
+/// The key that a value makes under an active limit.
+fn key_of(service: &Service, limit: &str, value: &str) -> Result<String, ApiError> {
     let policy = service.limiter.policy();
-    let fact = policy.find(&limit).and_then(|(_, rule)| rule.by().first()).map_or("", |fact| &**fact);
+    let fact = policy.find(limit).and_then(|(_, rule)| rule.by().first()).map_or("", |fact| &**fact);
     let value = service
         .redactor
-        .value(policy.declared(), fact, &value)
+        .value(policy.declared(), fact, value)
         .map_err(|error| ApiError::new(Code::InvalidFact, format!("fact `{fact}`: {error}")).at("value"))?;
-    let key = service.limiter.override_key(&limit, value);
-    let key = key.map_err(|invalid| not_set(CannotOverride::Invalid(invalid.into())))?;
-    Ok((limit, key))
+    let key = service.limiter.override_key(limit, value);
+    key.map_err(|invalid| not_set(CannotOverride::Invalid(invalid.into())))
+}
+
+/// The key of the override that is listed with this value: its limit may be inactive or keyed by other facts by now, so
+/// that no value makes its key. `None` if there is no such override, or several.
+fn listed(service: &Service, limit: &str, value: &str) -> Option<String> {
+    let policy = service.limiter.policy();
+    let all = service.limiter.overrides().into_iter().filter(|it| it.limit == limit);
+    let mut found = all.filter(|it| it.key == value || shown(it, &policy, &service.redactor) == value);
+    let first = found.next()?;
+    found.next().is_none().then_some(first.key)
 }
 
 fn not_set(error: CannotOverride) -> ApiError {
@@ -87,17 +108,24 @@ fn not_set(error: CannotOverride) -> ApiError {
     ApiError::new(code, error.to_string()).at(at)
 }
 
+/// The value of an override as it may be shown. If the limit is not active, it is not known whether its fact is hashed:
+/// a key that looks like a hash is shown as one.
+fn shown<'o>(it: &'o KeyOverride, policy: &Policy, redactor: &Redactor) -> Cow<'o, str> {
+    match policy.find(&it.limit).and_then(|(_, rule)| rule.by().first()) {
+        Some(fact) => redactor.redact(policy.declared(), fact, &it.key),
+        None if Value::from_hash(&it.key).is_some() => {
+            Cow::Owned(format!("sha256:{:.*}", Hashed::SHOWN_DIGITS, it.key))
+        }
+        None => Cow::Borrowed(&it.key),
+    }
+}
+
 /// Writes one override.
 fn write(out: &mut Writer, it: &KeyOverride, policy: &Policy, redactor: &Redactor) {
-    let fact = policy.find(&it.limit).and_then(|(_, rule)| rule.by().first());
     out.raw("{\"limit\":");
     out.text(&it.limit);
     out.raw(",\"key\":");
-    match fact {
-        Some(fact) => out.text(&redactor.redact(policy.declared(), fact, &it.key)),
-        // The limit is not active, so it is not known whether the value is a secret.
-        None => out.raw("null"),
-    }
+    out.text(&shown(it, policy, redactor));
     let (rate, slots) = match it.granted.allowance {
         Allowance::Quota(quota) => match quota.period() {
             Some(period) => (Some((quota, period)), None),

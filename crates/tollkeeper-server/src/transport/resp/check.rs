@@ -1,8 +1,7 @@
 //! `TK.CHECK` and `TK.PEEK`: read facts, and write decisions with the fields of the JSON API.
 
 use tollkeeper::LimitDecision;
-use tollkeeper::facts::DeclaredFacts;
-use tollkeeper::{Decision, Facts, InvalidRequest, Limiter, Retry, Span, Verdict};
+use tollkeeper::{Decision, Facts, InvalidRequest, Limiter, Policy, Retry, Span, Verdict};
 use tollkeeper_engine::api::error::{ApiError, Code};
 use tollkeeper_engine::api::redact::Redactor;
 
@@ -73,21 +72,23 @@ pub fn write(out: &mut Replies, limiter: &Limiter, redactor: &Redactor, decision
     out.bulk(b"limits");
     let limits = decision.limits();
     out.array(limits.len());
-    let declared = decision.toll().policy().declared();
-    limits.for_each(|answer| write_limit(out, redactor, declared, &answer));
+    let policy = decision.toll().policy();
+    limits.for_each(|answer| write_limit(out, redactor, policy, &answer));
 }
 
-fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts, answer: &LimitDecision<'_>) {
+fn write_limit(out: &mut Replies, redactor: &Redactor, policy: &Policy, answer: &LimitDecision<'_>) {
     let outcome = answer.outcome();
     let never = outcome.retry == Some(Retry::Never);
     let approximate = answer.approximation().is_some();
-    out.map(11 + usize::from(never) + usize::from(approximate) + usize::from(outcome.overflow));
+    let override_until = if policy.has_overrides() { policy.override_until(answer.key()) } else { None };
+    let optional = [never, approximate, outcome.overflow, override_until.is_some()];
+    out.map(11 + optional.into_iter().filter(|present| *present).count());
     out.bulk(b"name");
     out.bulk(answer.name().as_bytes());
     out.bulk(b"key");
     out.array(answer.key().texts().count());
     for (fact, value) in answer.rule().by().iter().zip(answer.key().texts()) {
-        out.or_null(value, |out, value| out.bulk(redactor.redact(declared, fact, value).as_bytes()));
+        out.or_null(value, |out, value| out.bulk(redactor.redact(policy.declared(), fact, value).as_bytes()));
     }
     out.bulk(b"algorithm");
     out.bulk(answer.rule().algorithm().name().as_bytes());
@@ -120,6 +121,12 @@ fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts,
     if outcome.overflow {
         out.bulk(b"overflow");
         out.boolean(true);
+    }
+    if let Some(until) = override_until {
+        out.bulk(b"override");
+        out.map(1);
+        out.bulk(b"until");
+        out.or_null(until, Replies::number);
     }
 }
 

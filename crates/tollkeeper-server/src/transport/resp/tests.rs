@@ -17,8 +17,9 @@ use tollkeeper_engine::json::Writer;
 
 use super::connection::serve;
 use super::*;
-use crate::command::serve::builtin;
+use crate::command::serve::BUILTIN;
 use crate::control::access::Tokens;
+use crate::server::builtin;
 use crate::store::Store;
 use crate::telemetry::metrics::text;
 use crate::transport::connection_budget::Seat;
@@ -40,7 +41,7 @@ fn world_of(config: Config) -> World {
 }
 
 fn world() -> World {
-    world_of(builtin())
+    world_of(builtin(BUILTIN))
 }
 
 impl World {
@@ -317,12 +318,17 @@ fn limits() -> World {
 #[tokio::test]
 async fn tk_peek_has_the_fields_of_json_in_both_versions() {
     let world = limits();
+    let limiter = &world.resp.service.limiter;
+    limiter.override_for("per-user", "mallory").blocked().until(4_102_444_800).set().unwrap();
+    limiter.override_for("per-user", "vip").unlimited().set().unwrap();
     for (words, facts, cost) in [
         ("user alice", tollkeeper::facts! { "user" => "alice" }, 1),
         ("COST 2 user alice plan free", tollkeeper::facts! { "user" => "alice", "plan" => "free" }, 2),
         ("cost 4 user alice", tollkeeper::facts! { "user" => "alice" }, 4),
         ("user alice queue q", tollkeeper::facts! { "user" => "alice", "queue" => "q" }, 1),
         ("user alice cost 7", tollkeeper::facts! { "user" => "alice", "cost" => "7" }, 1),
+        ("user mallory", tollkeeper::facts! { "user" => "mallory" }, 1),
+        ("user vip", tollkeeper::facts! { "user" => "vip" }, 1),
         ("user alice tokens 500", tollkeeper::facts! { "user" => "alice", "tokens" => "500" }, 1),
         ("", tollkeeper::facts! {}, 1),
     ] {

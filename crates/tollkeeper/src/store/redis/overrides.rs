@@ -1,7 +1,7 @@
 //! Stores the overrides that all nodes share in one Redis hash: one node sets them, the others follow.
 //!
-//! The hash, `<prefix>:1:overrides`, has no expiry, so overrides outlive every node. Nodes poll its version twice a
-//! second, and read only what changed: the hash also maps each of the last 10,000 versions to the override that it
+//! The hash, `<prefix>:1:overrides`, has no expiry, so overrides outlive every node. Nodes poll its version four times
+//! a second, and read only what changed: the hash also maps each of the last 10,000 versions to the override that it
 //! changed. A node that is further behind, or finds a gap, reads all of it. One hash is in one slot of a cluster.
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::store::remote::{Failure, FailureKind, RemoteResult};
 use crate::store::resilient::within_deadline;
 
 /// How often a node polls the version.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The deadline of a call. Longer than that of a decision, because no request waits for it.
 const DEADLINE: Duration = Duration::from_secs(2);
 /// How many versions the hash remembers.
@@ -193,7 +193,7 @@ impl OverrideWatch {
             match self.poll().await {
                 Ok(Some(changed)) => return changed,
                 Ok(None) => self.failing = false,
-                // Logged once, not twice a second.
+                // Logged once, not with every poll.
                 Err(failure) if !std::mem::replace(&mut self.failing, true) => {
                     tracing::warn!(
                         "cannot read the shared overrides, so the last known ones stay in force: {failure}"
