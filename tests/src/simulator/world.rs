@@ -53,6 +53,8 @@ struct Flying {
     pending: Arc<Pending>,
     keys: Vec<Vec<u8>>,
     sent: u64,
+    /// When its answer was first seen. The node reads it at that instant, but perhaps after another request.
+    answered: Option<u64>,
 }
 
 type SendTask = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -339,7 +341,13 @@ impl<'s> World<'s> {
     fn judge_bounds(&mut self) {
         let bounded = std::mem::take(&mut self.book.borrow_mut().checker.bounded);
         let deadline = Span::from(self.scenario.settings.deadline).as_micros() + 1_000;
-        self.flying.retain(|flying| !flying.pending.is_answered() && self.now < flying.sent + deadline);
+        let (now, nodes) = (self.now, &self.nodes);
+        self.flying.retain_mut(|flying| {
+            if flying.pending.is_answered() && !nodes[flying.node].is_paused(now) {
+                flying.answered.get_or_insert(now);
+            }
+            flying.answered.is_none_or(|at| at == now) && now < flying.sent + deadline
+        });
         for Bounded { node, toll } in bounded {
             let key = toll.get(0).key.to_bytes();
             self.count(Kind::Bounded);
@@ -390,7 +398,7 @@ impl<'s> World<'s> {
             _ => return,
         };
         let (node, pending, sent) = (call.node, Arc::clone(&call.pending), self.now);
-        self.flying.push(Flying { node, pending, keys, sent });
+        self.flying.push(Flying { node, pending, keys, sent, answered: None });
     }
 
     /// Gives a call to the network.

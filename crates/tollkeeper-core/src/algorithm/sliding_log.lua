@@ -88,8 +88,10 @@ end
 local function sliding_log_give_back(quota, now, part, past, text)
   local _, moved, first, _, stamp = sliding_log_step(quota, now, 0, sliding_log_of(text))
   text = sliding_log_write(text, moved, first, stamp, now, 0)
-  if past.mark + quota.period > now and past.mark <= now + quota.period then
-    local log = sliding_log_of(text)
+  local log = sliding_log_of(text)
+  -- A log without a stamp as new as that of the charge was moved when the clock stepped back: the stamp may have expired.
+  local newest = log.len > 0 and log.stamp(log, log.len - 1) or 0
+  if past.mark + quota.period > now and past.mark <= newest then
     first = sliding_log_first_live(log, quota.period, now)
     local gone = part < log.len - first and part or log.len - first
     text = sub(text, 1, first * 7) .. sub(text, (first + gone) * 7 + 1)

@@ -95,9 +95,9 @@ pub fn write(log: &mut Vec<u8>, step: &Step, now: u64, cost: u64) {
 pub fn give_back(quota: &CheckedQuota, log: &mut Vec<u8>, now: u64, part: u64, past: &Past) {
     let state = step(quota, log, now, 0);
     write(log, &state, now, 0);
-    // A stamp further ahead than a period: the clock has stepped back since, and the stamp was moved.
-    let inside = past.tick + quota.period_ticks() > now && past.tick <= now + quota.period_ticks();
-    if inside {
+    // A log without a stamp as new as that of the charge was moved when the clock stepped back: the stamp may have expired.
+    let newest = len(log).checked_sub(1).map_or(0, |last| stamp(log, last));
+    if past.tick + quota.period_ticks() > now && past.tick <= newest {
         let first = first_live(log, quota.period_ticks(), now);
         let gone = usize::try_from(part.min((len(log) - first) as u64)).expect("at most the log's length");
         log.drain(first * STAMP..(first + gone) * STAMP);
