@@ -19,9 +19,10 @@
 //! arrived, so do not share routes whose clients must read their own writes.
 //!
 //! Only GET and HEAD requests are shared, never those with a body, `Range`, `If-…`, `Upgrade`, `Cache-Control: no-cache`
-//! or `no-store`. A request that identifies its caller, by `Authorization`, `Cookie` or a header that a fact of
-//! [`HttpSettings`](tollkeeper::http::HttpSettings) is read from, is shared only if the rule is keyed by it, and then the
-//! key contains the whole header.
+//! or `no-store`. A request that identifies its caller, by `Authorization`, `Cookie`, a header that a fact of
+//! [`HttpSettings`](tollkeeper::http::HttpSettings) is read from, or one that a limit reads
+//! ([`SingleFlightLayer::with_limiter`]), is shared only if the rule is keyed by it, and then the key contains the whole
+//! header.
 //!
 //! A response is shared only if its status is 200, 203, 204, 301, 404 or 410, its body has at most 1 MiB and no trailers,
 //! it is no event stream, and has no `Set-Cookie`, no `Cache-Control: private` or `no-store`, and no `Vary` besides
