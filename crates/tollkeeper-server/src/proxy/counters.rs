@@ -28,7 +28,7 @@ pub struct Counters {
     registered: OnceLock<Registered>,
     /// Open connections to the upstream.
     pub upstream_connections: AtomicU64,
-    /// Those of them that carry no request.
+    /// Connections in the pools: those of them that carry no request, and some that are closed already.
     pub upstream_idle: AtomicU64,
     /// Open connections of clients.
     pub client_connections: AtomicU64,
@@ -97,16 +97,19 @@ impl Counters {
         if let Some(registered) = self.registered.get() {
             registered.families(all);
         }
+        let [clients, active, upstream, idle] =
+            [&self.client_connections, &self.client_active, &self.upstream_connections, &self.upstream_idle]
+                .map(|count| count.load(Relaxed));
+        // The pool may hold connections that the upstream has closed.
+        let idle = idle.min(upstream);
         let connections = [
-            ("client", "active", &self.client_active, None),
-            ("client", "idle", &self.client_connections, Some(&self.client_active)),
-            ("upstream", "active", &self.upstream_connections, Some(&self.upstream_idle)),
-            ("upstream", "idle", &self.upstream_idle, None),
+            ("client", "active", active),
+            ("client", "idle", clients.saturating_sub(active)),
+            ("upstream", "active", upstream - idle),
+            ("upstream", "idle", idle),
         ];
-        let connections = connections.map(|(side, state, count, without)| {
-            let without = without.map_or(0, |count| count.load(Relaxed));
-            (labels([("side", side), ("state", state)]), count.load(Relaxed).saturating_sub(without))
-        });
+        let connections =
+            connections.map(|(side, state, count)| (labels([("side", side), ("state", state)]), count));
         all.push(Family {
             name: "tollkeeper_proxy_connections",
             help: "Open connections of the proxy",

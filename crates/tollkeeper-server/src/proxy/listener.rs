@@ -72,7 +72,8 @@ impl Proxy {
     async fn serve(self: Arc<Proxy>, stream: impl Stream, peer: SocketAddr, mut seat: Seat) {
         let _counted = Counted::new(&self.counters, |counters| &counters.client_connections);
         let active = self.active.load_full();
-        let client = Arc::new(ClientConnection::new(peer, self.service.acceptor.is_tls(), seat.user()));
+        let (tls, counters) = (self.service.acceptor.is_tls(), Arc::clone(&self.counters));
+        let client = Arc::new(ClientConnection::new(peer, tls, seat.user(), counters));
         let stream = TokioIo::new(ClientStream::new(stream, Arc::clone(&client), &active.settings));
         let service = service_fn(|request| handle(Arc::clone(&self), Arc::clone(&client), request));
         let builder = builder(&active.settings);
@@ -95,7 +96,7 @@ impl Proxy {
                     break;
                 }
                 end = seat.end() => match end {
-                    End::MakeRoom if !client.user.is_busy() => return,
+                    End::MakeRoom if !client.is_busy() => return,
                     End::Stop if client.requests.load(Relaxed) == 0 => {
                         last_chance = Some(tokio::time::Instant::now() + FIRST_REQUEST);
                     }

@@ -10,6 +10,9 @@ use hyper::{StatusCode, Uri};
 
 use super::error::ProxyError;
 
+/// The longest path with its query that [`PathAndQuery`] can hold, in bytes.
+const MAX_PATH: usize = 65_534;
+
 /// The upstream of a proxy: `http://app:3000/base`, `https://app`, `unix:/run/app.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -97,10 +100,14 @@ impl Target {
     }
 
     /// Refuses a path that could lead out of the prefix: one with `..` in any reading of it. Clients resolve `..` before
-    /// they send a path.
+    /// they send a path. Refuses one that is too long with the prefix, too.
     pub fn check(&self, requested: &Uri) -> Result<(), ProxyError> {
         if self.base.is_empty() {
             return Ok(());
+        }
+        let length = requested.path_and_query().map_or(1, |path| path.as_str().len());
+        if self.base.len() + length > MAX_PATH {
+            return Err(ProxyError::LONG_TARGET);
         }
         let mut path = requested.path().to_ascii_lowercase();
         for (encoded, plain) in [("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("\\", "/"), ("%3b", ";")] {
@@ -114,14 +121,14 @@ impl Target {
         Err(ProxyError::Request(StatusCode::BAD_REQUEST, detail))
     }
 
-    /// The path and query of a request, with the prefix of this upstream. `*`, the target of `OPTIONS`, stays.
+    /// The path and query of a checked request, with the prefix of this upstream. `*`, the target of `OPTIONS`, stays.
     pub fn path(&self, requested: &Uri) -> PathAndQuery {
         let path = requested.path_and_query().map_or("/", PathAndQuery::as_str);
         match requested.path_and_query() {
             Some(requested) if self.base.is_empty() || path == "*" => requested.clone(),
             _ => {
                 let path = format!("{}{path}", self.base);
-                path.parse().expect("two valid paths are a valid path")
+                path.parse().expect("two valid paths are a valid path, and its length was checked")
             }
         }
     }

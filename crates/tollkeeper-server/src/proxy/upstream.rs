@@ -1,5 +1,6 @@
 //! Resolves the addresses of the upstream, ejects those that fail, and picks one for each request.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 use tollkeeper::config::{HealthSettings, ProxySettings};
 use tollkeeper_tower::random;
 
-use super::connect::{Connector, Endpoint};
+use super::connect::{Connector, Endpoint, Opened};
 use super::counters::{Counted, Counters};
 use super::error::UpstreamError;
 use super::pool::{Pool, Sender};
@@ -22,6 +23,8 @@ use crate::telemetry::metrics::DurationHistogram;
 
 /// How often the name of the upstream is resolved, and expired idle connections are closed.
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
+/// How long resolving may take.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The shortest time between two attempts to resolve, when connections fail.
 const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -58,17 +61,21 @@ impl Resolver {
         }
     }
 
-    async fn resolve(&self) -> std::io::Result<Vec<Endpoint>> {
+    /// The name that is resolved, for messages.
+    fn host(&self) -> String {
+        match self {
+            Resolver::Dns(host, _) => host.clone(),
+            Resolver::Fixed(endpoint) => endpoint.to_string(),
+            #[cfg(test)]
+            Resolver::List(_) => "list".to_owned(),
+        }
+    }
+
+    async fn resolve(&self) -> io::Result<Vec<Endpoint>> {
         match self {
             Resolver::Dns(host, port) => {
                 let found = tokio::net::lookup_host((host.as_str(), *port)).await?;
-                let mut endpoints: Vec<Endpoint> = Vec::new();
-                for endpoint in found.map(Endpoint::Tcp) {
-                    if !endpoints.contains(&endpoint) {
-                        endpoints.push(endpoint);
-                    }
-                }
-                Ok(endpoints)
+                Ok(found.map(Endpoint::Tcp).collect())
             }
             Resolver::Fixed(endpoint) => Ok(vec![endpoint.clone()]),
             #[cfg(test)]
@@ -128,17 +135,18 @@ impl Upstream {
 
     /// Resolves the name now. Addresses that stay keep their connections and their health.
     pub async fn resolve(&self) {
-        let found = match self.resolver.resolve().await {
+        let resolved = tokio::time::timeout(RESOLVE_TIMEOUT, self.resolver.resolve()).await;
+        let host = self.resolver.host();
+        let mut found = match resolved.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(found) if !found.is_empty() => found,
-            Ok(_) => {
-                return tracing::warn!(
-                    "the name of the upstream has no address; known addresses stay in use"
-                );
-            }
+            Ok(_) => return tracing::warn!("`{host}` has no address: known addresses stay in use"),
             Err(error) => {
-                return tracing::warn!("cannot resolve the upstream: {error}; known addresses stay in use");
+                return tracing::warn!("cannot resolve `{host}`: {error} (known addresses stay in use)");
             }
         };
+        // DNS servers rotate their answers.
+        found.sort();
+        found.dedup();
         let known = self.addresses.load_full();
         if known.iter().map(|address| &address.endpoint).eq(&found) {
             return;
@@ -202,23 +210,25 @@ impl Upstream {
         Some(Arc::clone(candidates[less_busy]))
     }
 
-    /// A connection to an address: an idle one, unless only a new one will do.
+    /// A connection to an address: an idle one, if there is one that will do.
     pub async fn connect(
         &self,
         address: &Arc<Address>,
-        only_new: bool,
+        wanted: WantedConnection,
         settings: &ProxySettings,
     ) -> Result<Call, UpstreamError> {
         let counted = Counted::new(&self.counters, |counters| &counters.in_flight);
         address.in_flight.fetch_add(1, Relaxed);
         let mut call = Call { sender: None, reused: true, address: Arc::clone(address), _counted: counted };
-        while !only_new && let Some(mut sender) = address.pool.take() {
+        while !wanted.only_new
+            && let Some(mut sender) = address.pool.take(wanted.only_http1, settings.idle_timeout)
+        {
             // The connection becomes ready when the end of the last response has been processed. One whose upstream has
             // responded without reading the whole request never does.
             let ready = async {
                 match &mut sender {
                     Sender::Http1(sender) => sender.ready().await,
-                    Sender::Http2(sender) => sender.ready().await,
+                    Sender::Http2(shared) => shared.sender.ready().await,
                 }
             };
             if let Ok(Ok(())) = tokio::time::timeout(settings.connect_timeout, ready).await {
@@ -227,15 +237,11 @@ impl Upstream {
             }
         }
         call.reused = false;
-        let sender = self
-            .connector
-            .open(&address.endpoint, settings)
-            .await
-            .inspect_err(|_| self.stale.notify_one())?;
-        if let Sender::Http2(sender) = &sender {
-            address.pool.share(sender.clone());
-        }
-        call.sender = Some(sender);
+        let opened = self.connector.open(&address.endpoint, settings, wanted.only_http1).await;
+        call.sender = Some(match opened.inspect_err(|_| self.stale.notify_one())? {
+            Opened::Http1(sender) => Sender::Http1(sender),
+            Opened::Http2(sender) => Sender::Http2(address.pool.share(sender, settings.idle_timeout)),
+        });
         Ok(call)
     }
 
@@ -290,6 +296,15 @@ fn is_ejected(address: &Address, now: u64) -> bool {
     address.ejected_until.load(Relaxed) > now
 }
 
+/// Which connections a request can use.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WantedConnection {
+    /// Not one that has carried a request.
+    pub only_new: bool,
+    /// Not HTTP/2, over which no connection can be upgraded.
+    pub only_http1: bool,
+}
+
 /// A connection that carries one request. If this is dropped before the response has ended, the connection is closed.
 #[derive(Debug)]
 pub struct Call {
@@ -318,7 +333,14 @@ impl Call {
     ) -> Result<Response<Incoming>, TrySendError<Request<LimitedUpload>>> {
         match self.sender.as_mut().expect("a call has a connection until it ends") {
             Sender::Http1(sender) => sender.try_send_request(request).await,
-            Sender::Http2(sender) => sender.try_send_request(request).await,
+            Sender::Http2(shared) => shared.sender.try_send_request(request).await,
+        }
+    }
+
+    /// Uses no longer an HTTP/2 connection on which a request has failed: it may be dead. Requests that share it go on.
+    pub fn forget_connection(&self) {
+        if let Some(Sender::Http2(shared)) = &self.sender {
+            self.address.pool.forget(shared);
         }
     }
 

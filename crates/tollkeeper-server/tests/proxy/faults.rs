@@ -187,7 +187,7 @@ fn dead_connections_are_not_used_again() {
             let count = |state| {
                 proxy.metric(&format!("tollkeeper_proxy_connections{{side=\"upstream\",state=\"{state}\"}}"))
             };
-            count("active") == 0.0
+            (count("active"), count("idle")) == (0.0, 0.0)
         });
     }
 }

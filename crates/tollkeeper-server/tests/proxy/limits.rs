@@ -4,6 +4,8 @@ use std::io::{Read as _, Write as _};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 
+use tollkeeper_core::digest::{hex, sha256};
+
 use crate::Proxy;
 use crate::support::eventually;
 use crate::upstream::{Upstream, read_request};
@@ -165,6 +167,33 @@ fn tunnel_holds_a_slot_until_it_is_closed() {
     eventually("the slot of a closed tunnel is free", || open().1 == 101);
 }
 
+/// An upstream that switches to this protocol, with this header.
+fn switching(upgrade: &'static str, header: &'static str) -> Upstream {
+    Upstream::answering(move |_| {
+        let head = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade";
+        format!("{head}\r\nupgrade: {upgrade}\r\n{header}\r\n\r\n").into_bytes()
+    })
+}
+
+#[test]
+fn upgrade_response_has_only_our_rate_limits() {
+    let upgrade = b"GET /x HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    let config = "headers: []\nlimits: [{ name: day, rate: 20/day }]\n";
+    let upstream = switching("WebSocket", "x-ratelimit-limit: 7");
+    let proxy = Proxy::start(&upstream.url(), config, &[]);
+    let mut client = proxy.client();
+    client.send(upgrade);
+    let answer = client.try_head().unwrap();
+    assert_eq!((answer.status, answer.header("upgrade")), (101, Some("websocket")), "{answer:?}");
+    assert_eq!(answer.header("x-ratelimit-limit"), None, "{answer:?}");
+    // A protocol that the client did not ask for.
+    let upstream = switching("h2c", "x-a: b");
+    let proxy = Proxy::start(&upstream.url(), config, &[]);
+    let mut client = proxy.client();
+    client.send(upgrade);
+    assert_eq!(client.answer().status, 502);
+}
+
 #[test]
 fn client_that_leaves_does_not_delay_the_next() {
     let upstream = Upstream::ok();
@@ -219,6 +248,27 @@ fn low_priority_is_shed_first() {
     assert_eq!(held.answer().status, 200);
 }
 
+/// A client can neither remove the header that its priority is read from, nor hide its priority in a second line.
+#[test]
+fn clients_cannot_evade_a_low_priority() {
+    let release = Arc::new(Barrier::new(2));
+    let upstream = waiting(&release);
+    let config = "limits: [{ name: day, rate: 1000/day }]\nproxy: { concurrency: { max: 4, priority: header.x-class, \
+                  priorities: { high: 100%, normal: 75%, low: 25% } } }\n";
+    let proxy = Proxy::start(&upstream.url(), config, &[]);
+    let mut held = proxy.client();
+    held.send(b"GET /wait HTTP/1.1\r\nhost: a\r\n\r\n");
+    eventually("the request arrives", || upstream.count() == 1);
+    let mut client = proxy.client();
+    let mut status = |headers: &[&str]| client.request_with("GET", "/x", headers, b"").status;
+    assert_eq!(status(&[]), 200);
+    assert_eq!(status(&["x-class: low"]), 503);
+    assert_eq!(status(&["x-class: low", "connection: x-class"]), 503);
+    assert_eq!(status(&["x-class: low", "x-class: high"]), 503);
+    release.wait();
+    assert_eq!(held.answer().status, 200);
+}
+
 #[test]
 fn simultaneous_equal_requests_share_one_call() {
     const CLIENTS: usize = 20;
@@ -247,6 +297,45 @@ fn simultaneous_equal_requests_share_one_call() {
     assert_eq!(proxy.metric("tollkeeper_proxy_shared_total{result=\"shared\"}"), (CLIENTS - 1) as f64);
     let refused = proxy.client().request("GET", "/wait", "");
     assert_eq!(refused.status, 429, "every follower was charged");
+}
+
+/// The header that a limit reads identifies a caller, also if it is not declared, and if the limit was set through the API.
+#[test]
+fn single_flight_does_not_mix_api_keys() {
+    let limit = "{ name: keys, by: header.x-api-key, rate: 20/day }";
+    for (from_file, put) in [(limit, None), ("", Some(limit))] {
+        let release = Arc::new(Barrier::new(3));
+        let upstream = Upstream::answering({
+            let release = Arc::clone(&release);
+            move |request| {
+                release.wait();
+                let text = String::from_utf8_lossy(request);
+                let key = text.lines().find_map(|line| line.strip_prefix("x-api-key: ")).unwrap();
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{key}", key.len()).into_bytes()
+            }
+        });
+        let digest = hex(&sha256(b"boss"));
+        let config = format!(
+            "admin: {{ token_sha256: {digest} }}\nlimits: [{from_file}]\n\
+             proxy: {{ single_flight: [{{ by: [host, path, query] }}] }}\n"
+        );
+        let proxy = Proxy::start(&upstream.url(), &config, &[]);
+        if put.is_some() {
+            let limits = r#"{"limits":[{"name":"keys","by":"header.x-api-key","rate":"20/day"}]}"#;
+            let token = "authorization: Bearer boss";
+            let put = proxy.api.client().request_with("PUT", "/v1/limits", &[token], limits.as_bytes());
+            assert_eq!(put.status, 200, "{put:?}");
+        }
+        let mut clients = [("ann", proxy.client()), ("bob", proxy.client())];
+        for (key, client) in &mut clients {
+            client.send(format!("GET /x HTTP/1.1\r\nhost: a\r\nx-api-key: {key}\r\n\r\n").as_bytes());
+        }
+        eventually("each caller makes its own call", || upstream.count() == 2);
+        release.wait();
+        for (key, client) in &mut clients {
+            assert_eq!(client.answer().text(), *key);
+        }
+    }
 }
 
 /// A load balancer that passes `Connection` on would let a client remove the header that it sets.

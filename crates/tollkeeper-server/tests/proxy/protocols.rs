@@ -46,6 +46,39 @@ fn tls_on_both_sides() {
     assert_eq!(untrusting.client().request("GET", "/x", "").status, 502);
 }
 
+/// A WebSocket needs HTTP/1.1, also if the upstream would negotiate HTTP/2.
+#[test]
+fn websockets_pass_to_an_upstream_with_http2() {
+    let upstream = Upstream::answering(|request| match request.starts_with(b"GET /ws") {
+        true => {
+            b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n".to_vec()
+        }
+        false => b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_vec(),
+    });
+    let authority = Authority::new();
+    let (cert, key) = authority.certify("server", "DNS:localhost");
+    let tls = format!("tls: {{ cert: {}, key: {} }}\n{UNLIMITED}", cert.display(), key.display());
+    // The inner proxy offers both protocols.
+    let inner = Proxy::start(&upstream.url(), &tls, &[]);
+    let ca = authority.certificate().display().to_string();
+    let url = format!("https://localhost:{}", inner.address.port());
+    let outer = Proxy::start(&url, UNLIMITED, &["--upstream-ca", &ca]);
+    let upgrade = b"GET /ws HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    for _ in 0..2 {
+        // Opens an HTTP/2 connection, or finds the one of the last round.
+        assert_eq!(outer.client().request("GET", "/x", "").status, 200);
+        let mut client = outer.client();
+        client.send(upgrade);
+        assert_eq!(client.try_head().unwrap().status, 101);
+    }
+    let http2 = format!("proxy: {{ upstream_protocol: http2 }}\n{UNLIMITED}");
+    let only_http2 = Proxy::start(&url, &http2, &["--upstream-ca", &ca]);
+    let mut client = only_http2.client();
+    client.send(upgrade);
+    assert_eq!(client.answer().status, 501);
+    assert_eq!(client.request("GET", "/x", "").status, 200);
+}
+
 #[test]
 fn certificate_is_reloaded_for_new_connections() {
     let upstream = Upstream::ok();
@@ -169,6 +202,21 @@ fn prefix_of_the_url_precedes_every_path() {
     assert_eq!(proxy.client().request("GET", "/x?y=z", "").status, 200);
     let arrived = shown(&upstream.take()[0]);
     assert!(arrived.starts_with("GET /base/x?y=z HTTP/1.1"), "{arrived}");
+}
+
+/// With the prefix, the path is longer than any URI may be.
+#[test]
+fn path_that_is_too_long_with_the_prefix_is_414() {
+    let upstream = Upstream::ok();
+    let config = "proxy: { max_headers: 128KiB }\nlimits: [{ name: day, rate: 1/day }]\n";
+    let proxy = Proxy::start(&format!("{}/base", upstream.url()), config, &[]);
+    let path = |length: usize| format!("/{}", "a".repeat(length - 1));
+    let mut client = proxy.client();
+    let answer = client.request("GET", &path(65_534 - 4), "");
+    assert_eq!((answer.status, answer.header("content-type")), (414, Some("application/problem+json")));
+    // It was not charged, and its connection is still usable.
+    assert_eq!(client.request("GET", &path(65_534 - 5), "").status, 200);
+    assert_eq!(upstream.count(), 1);
 }
 
 #[test]

@@ -261,18 +261,21 @@ fn deliver(granted: Vec<(oneshot::Sender<Entered>, Entered)>) {
 pub struct Entered {
     shared: Arc<Shared>,
     slot: TakenSlot,
-    /// When it was sent, until its ending is reported.
+    /// When it was sent, from the end of its upload until its ending is reported.
     sent: Option<Instant>,
     holds_slot: bool,
 }
 
 impl Entered {
-    /// Measures the latency from now on. Opening a connection, or a first attempt that is retried, is not work of the
-    /// upstream.
-    pub fn sent(&mut self) {
-        if let Some(sent) = &mut self.sent {
-            *sent = Instant::now();
-        }
+    /// Measures the latency from `at` on: opening a connection, a first attempt that is retried, and a slow upload are not
+    /// work of the upstream.
+    pub fn sent(&mut self, at: Instant) {
+        self.sent = Some(at);
+    }
+
+    /// Measures nothing until [`Entered::sent`]: a client that leaves during its upload says nothing about the upstream.
+    pub fn uploading(&mut self) {
+        self.sent = None;
     }
 
     /// Reports that the head of the response has arrived, or that there will be none. With [`Count::Head`] this frees

@@ -161,3 +161,26 @@ async fn clients_that_leave_count_as_slow_responses() {
     answer(&gate, 20, Duration::from_millis(60), Ending::Left).await;
     assert!(gate.view().limit < before);
 }
+
+/// Clients that take a second to send their body do not make the upstream slow, even if they leave before its end.
+#[tokio::test(start_paused = true)]
+async fn slow_uploads_do_not_move_an_adaptive_limit() {
+    let limit = LimitSettings::Adaptive(Bounds { min: 1, max: 100 });
+    let gate = Gate::new(GateSettings { limit, ..GateSettings::default() });
+    let start = gate.view().limit;
+    let pass = |millis| tokio::time::advance(Duration::from_millis(millis));
+    for _ in 0..200 {
+        let mut request = gate.enter(None).await.expect("free");
+        request.uploading();
+        let mut leaves = gate.enter(None).await.expect("free");
+        leaves.uploading();
+        pass(1_000).await;
+        drop(leaves);
+        request.sent(Instant::now());
+        pass(20).await;
+        request.head(Ending::Answered);
+    }
+    let view = gate.view();
+    assert_eq!(view.floor, Some(Span::from_millis(20)));
+    assert!(view.limit >= start, "{view:?}");
+}

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! let mut entered = gate.enter(priority).await?;  // `Shed`: 503 with Retry-After: 1, and the charge is refunded
-//! entered.sent();                                 // a connection is open: latency counts from here
+//! entered.sent(Instant::now());                   // the request with its body is on its way: latency counts from here
 //! entered.head(Ending::of(response.status()));    // or `Ending::Failed` after a timeout
 //! ```
 //!
