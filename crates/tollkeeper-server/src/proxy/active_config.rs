@@ -49,6 +49,7 @@ impl ActiveConfig {
         gate: &Gate,
         keeps_decisions: bool,
     ) -> anyhow::Result<ActiveConfig> {
+        warn_of_underscores(config);
         let http = config.http.clone();
         let mut settings = config.proxy.clone();
         settings.host_header = options.host_header.unwrap_or(settings.host_header);
@@ -111,6 +112,25 @@ impl ActiveConfig {
         }
         let path = path::spellings(uri.path(), self.http.encoded_slashes).shown;
         Some(self.routes.find(&path).unwrap_or("unmatched"))
+    }
+}
+
+/// Warns of limits that read a header which hygiene removes.
+fn warn_of_underscores(config: &Config) {
+    for rule in config.policy.rules() {
+        for fact in rule.facts() {
+            let declared = config.http.facts.iter().find(|declared| declared.name == fact);
+            let source = declared.map(|declared| declared.from.clone()).or_else(|| Source::of(fact));
+            if let Some(Source::Header(header)) = source
+                && header.contains('_')
+            {
+                tracing::warn!(
+                    "limit `{}`: the fact `{fact}` is always absent, because the proxy removes headers with an underscore \
+                     in their name, such as `{header}`",
+                    rule.name()
+                );
+            }
+        }
     }
 }
 

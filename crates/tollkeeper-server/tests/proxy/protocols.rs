@@ -263,6 +263,17 @@ fn without_a_config_a_limit_by_address_applies() {
 }
 
 #[test]
+fn limit_by_a_header_with_an_underscore_is_warned_of() {
+    let upstream = Upstream::ok();
+    let config = "http: { facts: { user: { from: header.x_user } } }\nlimits:\n  - { name: users, by: user, rate: 1/day }\n  \
+                  - { name: plans, by: header.x_plan, rate: 1/day }\n  - { name: keys, by: header.x-key, rate: 1/day }\n";
+    let proxy = Proxy::start(&upstream.url(), config, &[]);
+    proxy.api.logs("limit `users`: the fact `user` is always absent");
+    proxy.api.logs("limit `plans`: the fact `header.x_plan` is always absent");
+    assert!(!proxy.api.log().contains("limit `keys`"), "{}", proxy.api.log());
+}
+
+#[test]
 fn unusable_urls_exit_with_2() {
     for (url, reason) in [
         ("ftp://a", "must begin with http://"),
