@@ -164,10 +164,17 @@ async fn trailers_pass_to_an_http2_upstream_and_back() {
 
 /// The client never makes room for a response: no write blocks, and nothing is read.
 #[tokio::test]
-async fn closed_window_holds_no_place_forever() {
-    let upstream = Upstream::answering(|_| {
-        let large = format!("HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n{}", "x".repeat(200_000));
-        large.into_bytes()
+async fn closed_window_holds_no_slot_forever() {
+    let release = Arc::new(Barrier::new(2));
+    let upstream = Upstream::answering({
+        let release = Arc::clone(&release);
+        move |request| {
+            if request.starts_with(b"GET /wait") {
+                release.wait();
+            }
+            let large = format!("HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n{}", "x".repeat(200_000));
+            large.into_bytes()
+        }
     });
     let config = format!("proxy: {{ body_idle_timeout: 200ms, concurrency: {{ max: 2 }} }}\n{UNLIMITED}");
     let proxy = Proxy::start(&upstream.url(), &config, &[]);
@@ -186,7 +193,36 @@ async fn closed_window_holds_no_place_forever() {
         let reset = data.unwrap().unwrap_err();
         assert_eq!(reset.reason(), Some(h2::Reason::CANCEL));
     }
-    assert_eq!(proxy.client().request("GET", "/x", "").status, 200, "both places are free");
+    let mut waits = proxy.client();
+    waits.send(b"GET /wait HTTP/1.1\r\nhost: a\r\n\r\n");
+    eventually("one slot is free", || upstream.count() == 3);
+    assert_eq!(proxy.client().request("GET", "/x", "").status, 200, "the other slot is free");
+    release.wait();
+    assert_eq!(waits.answer().status, 200);
+}
+
+/// After the head, an error can only be shown by resetting the stream. The connection stays usable.
+#[tokio::test(flavor = "multi_thread")]
+async fn response_that_ends_early_resets_the_stream() {
+    let upstream = Upstream::answering(|request| match request.starts_with(b"GET /half") {
+        true => b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\nzz".to_vec(),
+        false => b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_vec(),
+    });
+    let proxy = Proxy::start(&upstream.url(), UNLIMITED, &[]);
+    let mut client = connect(proxy.address).await;
+    let request = Request::get("http://a/half").body(()).unwrap();
+    let response = client.send_request(request, true).unwrap().0.await.unwrap();
+    assert_eq!(response.status(), 200);
+    let mut body = response.into_body();
+    let error = loop {
+        match body.data().await.expect("the body does not end as if it were complete") {
+            Ok(data) => assert_eq!(data, "half"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_reset(), "{error}");
+    let request = Request::get("http://a/x").body(()).unwrap();
+    assert_eq!(client.send_request(request, true).unwrap().0.await.unwrap().status(), 200);
 }
 
 /// The first connection to the upstream is dead: it is open, and nothing answers on it.
