@@ -13,7 +13,7 @@ use crate::telemetry::metrics::family::{Family, Labels, Series, counter, gauge, 
 use crate::telemetry::metrics::{Counts, DurationHistogram};
 
 /// The most addresses that have a series of their own; the others share one.
-const MOST_ADDRESSES: usize = 32;
+const MAX_ADDRESSES: usize = 32;
 
 /// The counters of a proxy.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ impl Counters {
     /// The histogram of the time from sending a request to the head of its response, for one address.
     pub fn durations_of(&self, address: &str) -> Arc<DurationHistogram> {
         let mut all = self.durations.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_known = all.contains_key(address) || all.len() < MOST_ADDRESSES;
+        let is_known = all.contains_key(address) || all.len() < MAX_ADDRESSES;
         Arc::clone(all.entry(if is_known { address } else { "other" }.into()).or_default())
     }
 
@@ -195,5 +195,28 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         (self.which)(&self.counters).fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn further_addresses_share_one_label() {
+        let counters = Counters::default();
+        for number in 0..MAX_ADDRESSES + 3 {
+            counters.durations_of(&format!("10.0.0.{number}:80")).record(Duration::from_millis(1));
+        }
+        counters.durations_of("10.0.0.0:80").record(Duration::from_millis(1));
+        let durations = counters.durations();
+        assert_eq!(durations.len(), MAX_ADDRESSES + 1);
+        let count = |label: &str| {
+            let of = durations.iter().find(|(address, _)| **address == *label);
+            of.map(|(_, counts)| counts.count())
+        };
+        assert_eq!((count("10.0.0.0:80"), count("other")), (Some(2), Some(3)));
     }
 }

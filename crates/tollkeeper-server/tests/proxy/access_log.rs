@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
+use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use serde_json::Value;
@@ -84,6 +85,53 @@ impl Logged {
         eventually("all lines are written", || logged().lines().count() == count);
         logged().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
+}
+
+#[test]
+fn shed_and_shared_requests_are_logged() {
+    let release = Arc::new(Barrier::new(2));
+    let upstream = Upstream::answering({
+        let release = Arc::clone(&release);
+        move |_| {
+            release.wait();
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_vec()
+        }
+    });
+    let config = format!(
+        "proxy: {{ concurrency: {{ max: 1 }}, single_flight: [{{ by: [host, path, query] }}], access_log: {{ query: true }} \
+         }}\n{UNLIMITED}"
+    );
+    let logged = Logged::start(&upstream, &config, &[]);
+    let mut clients = [logged.proxy.client(), logged.proxy.client()];
+    for client in &mut clients {
+        client.send(b"GET /x?q=1 HTTP/1.1\r\nhost: a\r\n\r\n");
+    }
+    let admitted = "tollkeeper_checks_total{limit=\"all\",result=\"allowed\"}";
+    eventually("both requests are in flight", || logged.proxy.metric(admitted) == 2.0);
+    eventually("the leader has arrived", || upstream.count() == 1);
+    assert_eq!(logged.proxy.client().request("GET", "/other", "").status, 503);
+    release.wait();
+    for client in &mut clients {
+        assert_eq!(client.answer().text(), "ok");
+    }
+    let lines = logged.lines(3);
+    let mut verdicts: Vec<&str> = lines.iter().map(|line| line["verdict"].as_str().unwrap()).collect();
+    verdicts.sort_unstable();
+    assert_eq!(verdicts, ["passed", "shared", "shed"], "{lines:?}");
+    let shared = lines.iter().find(|line| line["verdict"] == "shared").unwrap();
+    assert_eq!((&shared["path"], &shared["upstream"]), (&"/x?q=1".into(), &Value::Null), "{shared}");
+}
+
+#[test]
+fn standard_error_can_be_the_access_log() {
+    let upstream = Upstream::ok();
+    let proxy = Proxy::start(&upstream.url(), UNLIMITED, &["--access-log", "-"]);
+    assert_eq!(proxy.client().request("GET", "/x", "").status, 200);
+    proxy.api.logs("\"path\":\"/x\"");
+    proxy.api.signal("TERM");
+    let ended = proxy.api.ended();
+    let printed = ended.printed.lines().all(|line| line.starts_with("listening "));
+    assert!(printed, "standard output has only the addresses: {}", ended.printed);
 }
 
 #[test]

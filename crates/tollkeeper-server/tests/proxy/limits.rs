@@ -194,17 +194,43 @@ fn upgrade_response_has_only_our_rate_limits() {
     assert_eq!(client.answer().status, 502);
 }
 
+/// A delay that is longer than `timeout` is a refusal, and charges nothing: the next delay would not be shorter either.
 #[test]
-fn client_that_leaves_does_not_delay_the_next() {
+fn delay_above_the_timeout_is_refused() {
     let upstream = Upstream::ok();
-    let config = "limits: [{ name: slow, algorithm: leaky-bucket, rate: 10/s, burst: 100 }]\n";
+    let config =
+        "limits: [{ name: slow, algorithm: leaky-bucket, rate: 1/h, burst: 10 }]\nproxy: { timeout: 5s }\n";
     let proxy = Proxy::start(&upstream.url(), config, &[]);
-    for _ in 0..5 {
-        proxy.client().send(b"GET /left HTTP/1.1\r\nhost: a\r\n\r\n");
-    }
     let mut client = proxy.client();
     assert_eq!(client.request("GET", "/x", "").status, 200);
-    assert!(upstream.take().iter().any(|request| request.starts_with(b"GET /x")));
+    for _ in 0..3 {
+        let answer = client.request("GET", "/x", "");
+        let retry: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+        assert_eq!(answer.status, 429, "{answer:?}");
+        // Each that was charged would add an hour.
+        assert!((3_000..=3_600 * 11 / 10).contains(&retry), "{answer:?}");
+    }
+    assert_eq!(upstream.count(), 1);
+}
+
+#[test]
+fn concurrency_is_reloaded() {
+    let release = Arc::new(Barrier::new(2));
+    let upstream = waiting(&release);
+    let config = |max: u32| {
+        format!("limits: [{{ name: day, rate: 1000/day }}]\nproxy: {{ concurrency: {{ max: {max} }} }}\n")
+    };
+    let proxy = Proxy::start(&upstream.url(), &config(1), &[]);
+    let mut held = proxy.client();
+    held.send(b"GET /wait HTTP/1.1\r\nhost: a\r\n\r\n");
+    eventually("the request arrives", || upstream.count() == 1);
+    let mut client = proxy.client();
+    assert_eq!(client.request("GET", "/x", "").status, 503);
+    proxy.folder.write("tollkeeper.yaml", &config(2));
+    proxy.api.signal("HUP");
+    eventually("there is a second slot", || client.request("GET", "/x", "").status == 200);
+    release.wait();
+    assert_eq!(held.answer().status, 200);
 }
 
 #[test]
@@ -224,7 +250,7 @@ fn requests_beyond_the_concurrency_are_shed_and_refunded() {
     }
     release.wait();
     assert_eq!(held.answer().status, 200);
-    eventually("the place is free", || proxy.metric("tollkeeper_proxy_in_flight") == 0.0);
+    eventually("the slot is free", || proxy.metric("tollkeeper_proxy_in_flight") == 0.0);
     let statuses: Vec<u16> = (0..3).map(|_| other.request("GET", "/x", "").status).collect();
     assert_eq!(statuses, [200, 200, 429], "what was shed is not charged");
     assert_eq!(proxy.metric("tollkeeper_proxy_shed_total{priority=\"normal\"}"), 10.0);

@@ -21,7 +21,7 @@ fn curl(args: &[&str]) -> String {
 }
 
 #[test]
-fn tls_on_both_sides() {
+fn tls_works_on_both_sides() {
     let upstream = Upstream::ok();
     let authority = Authority::new();
     let (cert, key) = authority.certify("server", "IP:127.0.0.1,DNS:localhost");
@@ -80,6 +80,30 @@ fn websockets_pass_to_an_upstream_with_http2() {
 }
 
 #[test]
+fn upstream_can_require_a_client_certificate() {
+    let upstream = Upstream::ok();
+    let (authority, clients) = (Authority::new(), Authority::new());
+    let (cert, key) = authority.certify("server", "DNS:localhost");
+    let tls = format!(
+        "tls: {{ cert: {}, key: {}, client_ca: {} }}\n{UNLIMITED}",
+        cert.display(),
+        key.display(),
+        clients.certificate().display()
+    );
+    let inner = Proxy::start(&upstream.url(), &tls, &[]);
+    let url = format!("https://localhost:{}", inner.address.port());
+    let ca = authority.certificate().display().to_string();
+    let (cert, key) = clients.certify("client", "DNS:client");
+    let (cert, key) = (cert.display().to_string(), key.display().to_string());
+    let identity = ["--upstream-ca", &ca, "--upstream-cert", &cert, "--upstream-key", &key];
+    let known = Proxy::start(&url, UNLIMITED, &identity);
+    assert_eq!(known.client().request("GET", "/x", "").status, 200);
+    let unknown = Proxy::start(&url, UNLIMITED, &identity[..2]);
+    assert_eq!(unknown.client().request("GET", "/x", "").status, 502);
+    assert_eq!(upstream.count(), 1);
+}
+
+#[test]
 fn certificate_is_reloaded_for_new_connections() {
     let upstream = Upstream::ok();
     let (first, second) = (Authority::new(), Authority::new());
@@ -105,7 +129,7 @@ fn certificate_is_reloaded_for_new_connections() {
 }
 
 #[test]
-fn unix_socket_upstream() {
+fn upstream_can_be_a_unix_socket() {
     let folder = Folder::new();
     let path = folder.path().join("app.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -182,6 +206,19 @@ fn proxy_protocol_names_the_client() {
 }
 
 #[test]
+fn slow_proxy_protocol_is_closed() {
+    let upstream = Upstream::ok();
+    let config = format!(
+        "http: {{ trusted_proxies: [127.0.0.1/32] }}\nproxy: {{ accept_proxy_protocol: true }}\n{UNLIMITED}"
+    );
+    let proxy = Proxy::start(&upstream.url(), &config, &[]);
+    let mut client = proxy.client();
+    client.send(b"PROXY TCP4 192.0.2.7");
+    assert_eq!(client.stream.read(&mut [0]).unwrap_or(0), 0);
+    proxy.api.logs("the PROXY protocol header did not arrive in time");
+}
+
+#[test]
 fn proxy_protocol_of_untrusted_peers_is_closed() {
     let upstream = Upstream::ok();
     let config = format!(
@@ -217,6 +254,31 @@ fn path_that_is_too_long_with_the_prefix_is_414() {
     // It was not charged, and its connection is still usable.
     assert_eq!(client.request("GET", &path(65_534 - 5), "").status, 200);
     assert_eq!(upstream.count(), 1);
+}
+
+#[test]
+fn only_named_protocols_are_upgraded() {
+    let upstream = Upstream::ok();
+    let proxy = Proxy::start(&upstream.url(), UNLIMITED, &["--upgrade", "echo", "--upgrade", "tcp"]);
+    for (name, passes) in [("echo", true), ("TCP", true), ("websocket", false)] {
+        let headers = ["connection: upgrade", &format!("upgrade: {name}")];
+        assert_eq!(proxy.client().request_with("GET", "/x", &headers, b"").status, 200);
+        let arrived = shown(&upstream.take()[0]);
+        assert_eq!(arrived.contains(&format!("upgrade: {name}")), passes, "{arrived}");
+    }
+}
+
+#[test]
+fn request_ids_of_clients_are_kept_only_if_trusted() {
+    let upstream = Upstream::ok();
+    for trusts in [false, true] {
+        let config = format!("proxy: {{ trust_request_id: {trusts} }}\n{UNLIMITED}");
+        let proxy = Proxy::start(&upstream.url(), &config, &[]);
+        assert_eq!(proxy.client().request_with("GET", "/x", &["x-request-id: mine"], b"").status, 200);
+        let arrived = String::from_utf8(upstream.take().concat()).unwrap();
+        assert!(arrived.contains("x-request-id: "), "{arrived}");
+        assert_eq!(arrived.contains("x-request-id: mine\r\n"), trusts, "{arrived}");
+    }
 }
 
 #[test]

@@ -122,6 +122,14 @@ fn raw_bytes_arrive_as_the_table_says() {
     assert_eq!(proxy.metric("tollkeeper_proxy_dropped_headers_total"), 2.0);
 }
 
+#[test]
+fn target_that_is_not_utf8_is_400() {
+    let upstream = Upstream::ok();
+    let proxy = Proxy::start(&upstream.url(), UNLIMITED, &[]);
+    assert_eq!(status_of(proxy.address, b"GET /\xff HTTP/1.1\r\nhost: a\r\n\r\n"), 400);
+    assert_eq!(upstream.count(), 0);
+}
+
 /// A body that becomes invalid after its request was forwarded: the upstream must not take the part for the whole.
 #[test]
 fn invalid_chunk_cuts_the_upstream_request() {
