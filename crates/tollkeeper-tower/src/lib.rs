@@ -47,6 +47,7 @@ pub mod facts;
 #[cfg(feature = "config")]
 mod from_config;
 pub mod grpc;
+pub mod header_values;
 pub mod headers;
 mod layer;
 pub mod path;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use hyper::Uri;
 use hyper::header::HeaderName;
-use tollkeeper::config::{ConcurrencySettings, Config, CountedUntil, ProxySettings, SingleFlightSettings};
+use tollkeeper::config::{ConcurrencySettings, Config, ProxySettings, SingleFlightSettings};
 use tollkeeper::http::{ClientAddress, HttpSettings, Source};
 use tollkeeper::{Limiter, Span};
 use tollkeeper_tower::routes::Routes;
@@ -14,7 +14,7 @@ use tollkeeper_tower::{RateLimit, RateLimitLayer, path};
 use tower_layer::Layer as _;
 
 use super::Options;
-use super::concurrency::{Bounds, Count, Gate, GateSettings, LimitSettings, Priorities};
+use super::concurrency::{Bounds, Gate, GateSettings, LimitSettings, Priorities};
 use super::forward::{Forward, Forwarding};
 use super::handler::Decided;
 use super::priority::PriorityReader;
@@ -162,10 +162,7 @@ pub fn gate_settings(settings: &ConcurrencySettings) -> GateSettings {
         },
         queue: settings.queue,
         queue_wait: settings.queue_wait,
-        count: match settings.count {
-            CountedUntil::Response => Count::Response,
-            CountedUntil::Head => Count::Head,
-        },
+        count: settings.count,
     }
 }
 

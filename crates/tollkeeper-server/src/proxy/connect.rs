@@ -18,7 +18,7 @@ use tollkeeper::config::{ProxySettings, UpstreamProtocol};
 
 use super::counters::{Counted, Counters};
 use super::error::UpstreamError;
-use super::target::{Location, Target};
+use super::target::{Location, UpstreamUrl};
 use super::upload::LimitedUpload;
 use crate::control::tls;
 
@@ -70,7 +70,7 @@ pub struct Connector {
 
 impl Connector {
     /// Reads the certificates, if the upstream uses TLS.
-    pub fn new(target: &Target, files: &TlsFiles, counters: Arc<Counters>) -> anyhow::Result<Connector> {
+    pub fn new(target: &UpstreamUrl, files: &TlsFiles, counters: Arc<Counters>) -> anyhow::Result<Connector> {
         let tls = match &target.location {
             Location::Host(host, _) if target.tls => {
                 let name = ServerName::try_from(host.clone()).with_context(|| {

@@ -18,21 +18,22 @@ use hyper::{Request, Response, StatusCode, Uri, Version};
 use tollkeeper::config::{HostHeader, ProxySettings};
 use tollkeeper::http::HttpSettings;
 use tollkeeper::{Charge, Limiter};
+use tollkeeper_tower::header_values::is_event_stream;
 use tollkeeper_tower::headers::Field;
 use tollkeeper_tower::{HeldSlot, address};
 use tower_service::Service;
 
-use super::concurrency::{Ending, Entered, Gate};
+use super::concurrency::{Ending, Gate, GatePermit};
 use super::download::{Completion, Download};
 use super::error::{ProxyError, UpstreamError};
 use super::exchange::Exchange;
 use super::forwarded::Hop;
 use super::hygiene;
 use super::priority::PriorityReader;
-use super::target::Target;
+use super::target::UpstreamUrl;
 use super::tunnel::Tunnel;
 use super::upload::LimitedUpload;
-use super::upstream::{Call, Upstream, WantedConnection};
+use super::upstream::{Upstream, UpstreamCall, WantedConnection};
 
 /// The service behind the rate limit layer: the upstream.
 #[derive(Clone, Debug)]
@@ -42,7 +43,7 @@ pub struct Forward(Arc<Forwarding>);
 #[derive(Debug)]
 pub struct Forwarding {
     /// The URL of the upstream.
-    pub target: Target,
+    pub target: UpstreamUrl,
     /// Its addresses.
     pub upstream: Arc<Upstream>,
     /// Timeouts and retries.
@@ -89,10 +90,10 @@ impl Forwarding {
         let upgrade = parts.headers.get(header::UPGRADE).cloned();
         let tunnel = parts.extensions.remove::<OnUpgrade>().zip(upgrade);
         let slot = parts.extensions.remove::<HeldSlot>();
-        let mut entered = self.enter(&mut parts, &exchange).await?;
+        let mut permit = self.enter(&mut parts, &exchange).await?;
         let outgoing = self.outgoing(parts, body, &exchange);
-        let sent = self.send(outgoing, &exchange, &mut entered).await;
-        entered.head(match &sent {
+        let sent = self.send(outgoing, &exchange, &mut permit).await;
+        permit.head(match &sent {
             Ok((response, _)) => Ending::of(response.status()),
             Err(ProxyError::Upstream(_)) => Ending::Failed,
             Err(_) => Ending::Left,
@@ -110,7 +111,7 @@ impl Forwarding {
             let longest_pause = self.settings.stream_idle_timeout;
             let tunnel = Tunnel { client, upstream, longest_pause, exchange: Arc::clone(&exchange) };
             let in_flight = exchange.client.begin();
-            exchange.client.set_tunnel(tokio::spawn(tunnel.run((slot, call, in_flight, entered))));
+            exchange.client.set_tunnel(tokio::spawn(tunnel.run((slot, call, in_flight, permit))));
             return Ok(switching(response, upgrade));
         }
         if hygiene::check_transfer_coding(response.headers()).is_err() {
@@ -122,22 +123,22 @@ impl Forwarding {
         remove_rate_limits(&mut parts.headers);
         parts.version = Version::HTTP_11;
         let pause = self.longest_pause(&parts.headers);
-        let completion = Completion { call, exchange, keep, entered };
+        let completion = Completion { call, exchange, keep, permit };
         Ok(Response::from_parts(parts, Download::streamed(body, pause, completion)))
     }
 
     /// Takes a slot of the concurrency gate. A request that is shed is refunded, since nothing ran.
-    async fn enter(&self, parts: &mut Parts, exchange: &Exchange) -> Result<Entered, ProxyError> {
+    async fn enter(&self, parts: &mut Parts, exchange: &Exchange) -> Result<GatePermit, ProxyError> {
         let charge = parts.extensions.remove::<Charge>();
         let priority = self.priority.as_ref().and_then(|reader| reader.read(exchange.peer(), parts));
-        let entered = self.gate.enter(priority.as_deref()).await;
-        if entered.is_err() {
+        let permit = self.gate.enter(priority.as_deref()).await;
+        if permit.is_err() {
             exchange.shed();
             if let Some(charge) = charge {
                 self.limiter.refund(&charge).await;
             }
         }
-        entered.map_err(|_| ProxyError::Shed)
+        permit.map_err(|_| ProxyError::Shed)
     }
 
     /// The request as the upstream receives it, except for what differs between HTTP/1.1 and HTTP/2.
@@ -167,8 +168,8 @@ impl Forwarding {
         &self,
         mut outgoing: Outgoing,
         exchange: &Arc<Exchange>,
-        entered: &mut Entered,
-    ) -> Result<(Response<Incoming>, Call), ProxyError> {
+        permit: &mut GatePermit,
+    ) -> Result<(Response<Incoming>, UpstreamCall), ProxyError> {
         let (mut retries, mut only_new, mut failed) = (self.settings.retries, false, None);
         loop {
             let Some(address) = self.upstream.pick(failed.as_ref()) else {
@@ -193,14 +194,14 @@ impl Forwarding {
             };
             let began = Instant::now();
             match exchange.has_upload_ended() {
-                true => entered.sent(began.into()),
-                false => entered.uploading(),
+                true => permit.sent(began.into()),
+                false => permit.uploading(),
             }
             let request = outgoing.take(call.is_http2());
             let head = self.head(&mut call, request, exchange).await;
             // A slow upload is the client's time, not the upstream's, unless the upstream answers before its end.
             let sent = if exchange.has_upload_ended() { began.max(exchange.last_upload()) } else { began };
-            entered.sent(sent.into());
+            permit.sent(sent.into());
             let error = match head {
                 Ok(response) => {
                     let took = sent.elapsed();
@@ -234,7 +235,7 @@ impl Forwarding {
     /// Waits for the head of a response. The time counts from the last part of the request.
     async fn head(
         &self,
-        call: &mut Call,
+        call: &mut UpstreamCall,
         request: Request<LimitedUpload>,
         exchange: &Exchange,
     ) -> Result<Response<Incoming>, NoHead> {
@@ -262,7 +263,7 @@ impl Forwarding {
     }
 
     /// Notes a failure of the upstream.
-    fn failed(&self, call: &Call, exchange: &Exchange, error: UpstreamError) -> ProxyError {
+    fn failed(&self, call: &UpstreamCall, exchange: &Exchange, error: UpstreamError) -> ProxyError {
         self.upstream.failed(call.address(), error, &self.settings.health);
         exchange.failed(error);
         ProxyError::Upstream(error)
@@ -283,8 +284,7 @@ impl Forwarding {
 
     /// How long a response may pause. Events may be rare.
     fn longest_pause(&self, headers: &HeaderMap) -> Duration {
-        let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-        match content_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream")) {
+        match is_event_stream(headers) {
             true => self.settings.stream_idle_timeout,
             false => self.settings.body_idle_timeout,
         }

@@ -7,6 +7,7 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::http::uri::{Authority, PathAndQuery};
 use hyper::{Method, StatusCode, Uri, Version};
+use tollkeeper_tower::header_values::list_items;
 
 use super::error::ProxyError;
 
@@ -149,8 +150,8 @@ fn wanted_upgrade(parts: &Parts, upgrades: &[String]) -> Option<HeaderValue> {
         return None;
     }
     let asks =
-        tokens(&parts.headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case(b"upgrade"));
-    let mut wanted = tokens(&parts.headers, &header::UPGRADE);
+        list_items(&parts.headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case(b"upgrade"));
+    let mut wanted = list_items(&parts.headers, &header::UPGRADE);
     let (first, second) = (wanted.next()?, wanted.next());
     let is_known = upgrades.iter().any(|name| first.eq_ignore_ascii_case(name.as_bytes()));
     HeaderValue::from_bytes(first).ok().filter(|_| asks && is_known && second.is_none())
@@ -159,7 +160,7 @@ fn wanted_upgrade(parts: &Parts, upgrades: &[String]) -> Option<HeaderValue> {
 /// Removes the hop-by-hop headers, and those that `Connection` names. A client could name headers that the limits or
 /// the upstream rely on, such as one that a load balancer has set and `Connection` has passed through, so these stay.
 fn remove_hop_by_hop(headers: &mut HeaderMap, is_read: impl Fn(&HeaderName) -> bool) {
-    let named: Vec<HeaderName> = tokens(headers, &header::CONNECTION)
+    let named: Vec<HeaderName> = list_items(headers, &header::CONNECTION)
         .filter_map(|token| HeaderName::from_bytes(token).ok())
         .filter(|name| headers.contains_key(name) && !is_end_to_end(name) && !is_read(name))
         .collect();
@@ -176,19 +177,12 @@ fn is_end_to_end(name: &HeaderName) -> bool {
         || name.as_str().starts_with("x-forwarded-")
 }
 
-/// The comma-separated values of all lines of a header.
-fn tokens<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'h [u8]> {
-    let lines =
-        headers.get_all(name).into_iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
-    lines.map(<[u8]>::trim_ascii).filter(|token| !token.is_empty())
-}
-
 /// `TE: trailers` is the only value that is passed on, and only to HTTP/2.
 fn keep_only_trailers(headers: &mut HeaderMap) {
     if !headers.contains_key(header::TE) {
         return;
     }
-    let trailers = tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case(b"trailers"));
+    let trailers = list_items(headers, &header::TE).any(|token| token.eq_ignore_ascii_case(b"trailers"));
     headers.remove(header::TE);
     if trailers {
         headers.insert(header::TE, HeaderValue::from_static("trailers"));

@@ -15,7 +15,7 @@ const MAX_PATH: usize = 65_534;
 
 /// The upstream of a proxy: `http://app:3000/base`, `https://app`, `unix:/run/app.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct UpstreamUrl {
     /// Its host and port, or its socket.
     pub location: Location,
     /// Whether connections use TLS.
@@ -35,10 +35,10 @@ pub enum Location {
     Unix(PathBuf),
 }
 
-impl FromStr for Target {
+impl FromStr for UpstreamUrl {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Target, String> {
+    fn from_str(text: &str) -> Result<UpstreamUrl, String> {
         const EXAMPLES: &str = "such as http://127.0.0.1:3000, https://app.internal or unix:/run/app.sock";
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -49,7 +49,7 @@ impl FromStr for Target {
             }
             let authority = Authority::from_static("localhost");
             let location = Location::Unix(PathBuf::from(path));
-            return Ok(Target { location, tls: false, authority, base: String::new() });
+            return Ok(UpstreamUrl { location, tls: false, authority, base: String::new() });
         }
         if text.contains('#') {
             return Err("remove the fragment (`#…`) from the URL".to_owned());
@@ -77,12 +77,12 @@ impl FromStr for Target {
             return Err("the port must be a number from 1 to 65535".to_owned());
         }
         let location = Location::Host(host, authority.port_u16().unwrap_or(default_port));
-        Ok(Target { location, tls, authority, base: uri.path().trim_end_matches('/').to_owned() })
+        Ok(UpstreamUrl { location, tls, authority, base: uri.path().trim_end_matches('/').to_owned() })
     }
 }
 
 /// Prints the URL.
-impl fmt::Display for Target {
+impl fmt::Display for UpstreamUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.location {
             Location::Unix(path) => write!(f, "unix:{}", path.display()),
@@ -93,7 +93,7 @@ impl fmt::Display for Target {
     }
 }
 
-impl Target {
+impl UpstreamUrl {
     /// The `Host` of requests to this upstream.
     pub fn host(&self) -> HeaderValue {
         HeaderValue::from_str(self.authority.as_str()).expect("an authority has only visible characters")
@@ -147,7 +147,7 @@ mod tests {
             ("http://[::1]:8080/a/b", Location::Host("::1".into(), 8080), false, "/a/b"),
             ("unix:/run/app.sock", Location::Unix("/run/app.sock".into()), false, ""),
         ] {
-            let target: Target = url.parse().expect(url);
+            let target: UpstreamUrl = url.parse().expect(url);
             assert_eq!((&target.location, target.tls, target.base.as_str()), (&location, tls, base), "{url}");
             assert_eq!(target.to_string(), url);
         }
@@ -165,7 +165,7 @@ mod tests {
             ("http://app:0", "from 1 to 65535"),
             ("unix:run/app.sock", "absolute"),
         ] {
-            let error = url.parse::<Target>().expect_err(url);
+            let error = url.parse::<UpstreamUrl>().expect_err(url);
             assert!(error.contains(reason), "{url}: {error}");
             assert!(!error.contains("secret"), "{error}");
         }
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn prefix_precedes_the_path() {
         let path = |base: &str, requested: &'static str| {
-            let target: Target = format!("http://app{base}").parse().expect("a URL");
+            let target: UpstreamUrl = format!("http://app{base}").parse().expect("a URL");
             target.path(&Uri::from_static(requested)).to_string()
         };
         assert_eq!(path("", "/a?b=c"), "/a?b=c");

@@ -17,7 +17,7 @@ use super::connect::{Connector, Endpoint, Opened};
 use super::counters::{Counted, Counters};
 use super::error::UpstreamError;
 use super::pool::{Pool, Sender};
-use super::target::{Location, Target};
+use super::target::{Location, UpstreamUrl};
 use super::upload::LimitedUpload;
 use crate::telemetry::metrics::DurationHistogram;
 
@@ -32,7 +32,7 @@ const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Upstream {
     resolver: Resolver,
-    addresses: ArcSwap<Vec<Arc<Address>>>,
+    addresses: ArcSwap<Vec<Arc<UpstreamAddress>>>,
     connector: Connector,
     counters: Arc<Counters>,
     /// Notified when a connection failed: the name may have other addresses by now.
@@ -54,7 +54,7 @@ pub enum Resolver {
 
 impl Resolver {
     /// The resolver for an upstream.
-    pub fn of(target: &Target) -> Resolver {
+    pub fn of(target: &UpstreamUrl) -> Resolver {
         match &target.location {
             Location::Host(host, port) => Resolver::Dns(host.clone(), *port),
             Location::Unix(path) => Resolver::Fixed(Endpoint::Unix(path.clone())),
@@ -86,7 +86,7 @@ impl Resolver {
 
 /// An address of the upstream, with its own pool and health.
 #[derive(Debug)]
-pub struct Address {
+pub struct UpstreamAddress {
     endpoint: Endpoint,
     /// As it is shown in metrics and logs.
     pub label: Arc<str>,
@@ -100,10 +100,10 @@ pub struct Address {
     counters: Arc<Counters>,
 }
 
-impl Address {
-    fn new(endpoint: Endpoint, counters: &Arc<Counters>) -> Address {
+impl UpstreamAddress {
+    fn new(endpoint: Endpoint, counters: &Arc<Counters>) -> UpstreamAddress {
         let label: Arc<str> = endpoint.to_string().into();
-        Address {
+        UpstreamAddress {
             endpoint,
             durations: counters.durations_of(&label),
             label,
@@ -151,11 +151,11 @@ impl Upstream {
         if known.iter().map(|address| &address.endpoint).eq(&found) {
             return;
         }
-        let addresses: Vec<Arc<Address>> = found
+        let addresses: Vec<Arc<UpstreamAddress>> = found
             .into_iter()
             .map(|endpoint| match known.iter().find(|address| address.endpoint == endpoint) {
                 Some(address) => Arc::clone(address),
-                None => Arc::new(Address::new(endpoint, &self.counters)),
+                None => Arc::new(UpstreamAddress::new(endpoint, &self.counters)),
             })
             .collect();
         let shown: Vec<&str> = addresses.iter().map(|address| &*address.label).collect();
@@ -182,20 +182,21 @@ impl Upstream {
     }
 
     /// The addresses that are in use.
-    pub fn addresses(&self) -> Arc<Vec<Arc<Address>>> {
+    pub fn addresses(&self) -> Arc<Vec<Arc<UpstreamAddress>>> {
         self.addresses.load_full()
     }
 
     /// The less busy of two random addresses that are not ejected, and if possible not the one that has just failed.
-    pub fn pick(&self, failed: Option<&Arc<Address>>) -> Option<Arc<Address>> {
+    pub fn pick(&self, failed: Option<&Arc<UpstreamAddress>>) -> Option<Arc<UpstreamAddress>> {
         let addresses = self.addresses.load();
         if let [only] = addresses.as_slice() {
             return Some(Arc::clone(only));
         }
         let now = self.now();
-        let has_failed = |address: &Arc<Address>| failed.is_some_and(|failed| Arc::ptr_eq(failed, address));
-        let is_usable = |address: &&Arc<Address>| !is_ejected(address, now) && !has_failed(address);
-        let usable: Vec<&Arc<Address>> = addresses.iter().filter(is_usable).collect();
+        let has_failed =
+            |address: &Arc<UpstreamAddress>| failed.is_some_and(|failed| Arc::ptr_eq(failed, address));
+        let is_usable = |address: &&Arc<UpstreamAddress>| !is_ejected(address, now) && !has_failed(address);
+        let usable: Vec<&Arc<UpstreamAddress>> = addresses.iter().filter(is_usable).collect();
         let candidates = if usable.is_empty() { addresses.iter().collect() } else { usable };
         // `None` if there is nothing to draw from.
         let draw = |count: usize| {
@@ -213,13 +214,14 @@ impl Upstream {
     /// A connection to an address: an idle one, if there is one that will do.
     pub async fn connect(
         &self,
-        address: &Arc<Address>,
+        address: &Arc<UpstreamAddress>,
         wanted: WantedConnection,
         settings: &ProxySettings,
-    ) -> Result<Call, UpstreamError> {
+    ) -> Result<UpstreamCall, UpstreamError> {
         let counted = Counted::new(&self.counters, |counters| &counters.in_flight);
         address.in_flight.fetch_add(1, Relaxed);
-        let mut call = Call { sender: None, reused: true, address: Arc::clone(address), _counted: counted };
+        let mut call =
+            UpstreamCall { sender: None, reused: true, address: Arc::clone(address), _counted: counted };
         while !wanted.only_new
             && let Some(mut sender) = address.pool.take(wanted.only_http1, settings.idle_timeout)
         {
@@ -246,7 +248,7 @@ impl Upstream {
     }
 
     /// Notes that an address has answered.
-    pub fn succeeded(&self, address: &Address, took: Duration) {
+    pub fn succeeded(&self, address: &UpstreamAddress, took: Duration) {
         address.durations.record(took);
         if address.failures.load(Relaxed) != 0 {
             address.failures.store(0, Relaxed);
@@ -254,7 +256,7 @@ impl Upstream {
     }
 
     /// Notes that an address has failed, and ejects it after too many failures, unless half of them are ejected already.
-    pub fn failed(&self, address: &Address, error: UpstreamError, health: &HealthSettings) {
+    pub fn failed(&self, address: &UpstreamAddress, error: UpstreamError, health: &HealthSettings) {
         self.counters.failed(error);
         let failures = address.failures.fetch_add(1, Relaxed).saturating_add(1);
         let (now, count) = (self.now(), self.addresses.load().len());
@@ -276,11 +278,11 @@ impl Upstream {
     }
 
     /// Whether an address is ejected.
-    pub fn is_ejected(&self, address: &Address) -> bool {
+    pub fn is_ejected(&self, address: &UpstreamAddress) -> bool {
         is_ejected(address, self.now())
     }
 
-    fn ejected(&self) -> impl Iterator<Item = Arc<Address>> {
+    fn ejected(&self) -> impl Iterator<Item = Arc<UpstreamAddress>> {
         let now = self.now();
         let addresses = self.addresses.load_full();
         let ejected: Vec<_> = addresses.iter().filter(|address| is_ejected(address, now)).cloned().collect();
@@ -292,7 +294,7 @@ impl Upstream {
     }
 }
 
-fn is_ejected(address: &Address, now: u64) -> bool {
+fn is_ejected(address: &UpstreamAddress, now: u64) -> bool {
     address.ejected_until.load(Relaxed) > now
 }
 
@@ -307,17 +309,17 @@ pub struct WantedConnection {
 
 /// A connection that carries one request. If this is dropped before the response has ended, the connection is closed.
 #[derive(Debug)]
-pub struct Call {
+pub struct UpstreamCall {
     sender: Option<Sender>,
     /// Whether the connection had carried a request before.
     pub reused: bool,
-    address: Arc<Address>,
+    address: Arc<UpstreamAddress>,
     _counted: Counted,
 }
 
-impl Call {
+impl UpstreamCall {
     /// The address that the connection leads to.
-    pub fn address(&self) -> &Arc<Address> {
+    pub fn address(&self) -> &Arc<UpstreamAddress> {
         &self.address
     }
 
@@ -352,7 +354,7 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for UpstreamCall {
     fn drop(&mut self) {
         self.address.in_flight.fetch_sub(1, Relaxed);
     }

@@ -13,9 +13,9 @@ use tollkeeper::http::{HttpFact, HttpSettings, InvalidRoute, Source};
 use tollkeeper_core::{InvalidPolicy, Limit, Missing, Policy, Quota, Toll, Verb, digest};
 
 use super::rule::SingleFlightRule;
-use super::sharing::items;
 use crate::address::Client;
 use crate::facts::{PartialFacts, Reader};
+use crate::header_values::list_items;
 use crate::peer;
 
 /// Headers that a response may depend on without saying so in `Vary`: what the client accepts, the origin that a page of
@@ -178,7 +178,7 @@ impl CompiledRule {
 impl FlightKey {
     /// Whether everything that a response depends on, according to its `Vary`, is in the key.
     pub(super) fn contains_vary(&self, response: &HeaderMap) -> bool {
-        items(response, &VARY)
+        list_items(response, &VARY)
             .all(|name| self.rule.headers.iter().any(|keyed| name.eq_ignore_ascii_case(keyed.as_ref())))
     }
 }

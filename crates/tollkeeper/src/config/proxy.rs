@@ -99,7 +99,7 @@ pub struct ConcurrencySettings {
     pub count: CountedUntil,
     /// The fact whose value is the priority of a request.
     pub priority: Option<String>,
-    /// The part of the limit that each priority may use, such as `("low", 70%)`.
+    /// The part of the limit that each listed priority may use, such as `("low", 70%)`. The others have their defaults.
     pub priorities: Vec<(String, Percent)>,
     /// The most requests that wait for their turn.
     pub queue: usize,
@@ -192,11 +192,6 @@ fn read_concurrency(fields: &Fields<'_>, http: &HttpSettings) -> ConcurrencySett
                 fields.error(entry.position, message, invalid.help);
             }
         }
-    }
-    if !fields.has("priorities") {
-        priorities = [("high", 100), ("normal", 90), ("low", 70)]
-            .map(|(name, share)| (name.to_owned(), Percent::new(share)))
-            .into();
     }
     let priority = fields.parse("priority", fact_name);
     if let Some(fact) = &priority {

@@ -25,10 +25,10 @@ async fn request_above_the_limit_is_shed() {
 #[tokio::test(start_paused = true)]
 async fn priorities_fill_their_share_of_the_limit() {
     let gate = Gate::new(GateSettings { priorities: Priorities::with([]), ..fixed(10) });
-    let mut entered = Vec::new();
+    let mut permit = Vec::new();
     for (priority, slots) in [(Some("low"), 7), (Some("unknown"), 2), (None, 0), (Some("high"), 1)] {
         for _ in 0..slots {
-            entered.push(gate.enter(priority).await.expect("within its share"));
+            permit.push(gate.enter(priority).await.expect("within its share"));
         }
         assert!(gate.enter(priority).await.is_err(), "{priority:?}");
     }
@@ -100,15 +100,15 @@ async fn slot_given_to_a_request_that_left_is_freed() {
 
 #[tokio::test(start_paused = true)]
 async fn slot_is_freed_by_head_or_end_of_the_response() {
-    for (count, after_head) in [(Count::Response, 1), (Count::Head, 0)] {
+    for (count, after_head) in [(CountedUntil::Response, 1), (CountedUntil::Head, 0)] {
         let gate = Gate::new(GateSettings { count, ..fixed(1) });
-        let mut entered = gate.enter(None).await.expect("free");
-        entered.head(Ending::Answered);
+        let mut permit = gate.enter(None).await.expect("free");
+        permit.head(Ending::Answered);
         assert_eq!(gate.view().in_flight, after_head);
         // The setting may change while the response is streamed.
-        gate.replace(GateSettings { count: Count::Response, ..fixed(1) });
-        entered.head(Ending::Answered);
-        drop(entered);
+        gate.replace(GateSettings { count: CountedUntil::Response, ..fixed(1) });
+        permit.head(Ending::Answered);
+        drop(permit);
         assert_eq!(gate.view().in_flight, 0);
     }
 }
@@ -116,12 +116,12 @@ async fn slot_is_freed_by_head_or_end_of_the_response() {
 /// As many requests at a time as the limit admits, all of which end after `latency`.
 async fn answer(gate: &Gate, rounds: usize, latency: Duration, ending: Ending) {
     for _ in 0..rounds {
-        let mut entered = Vec::new();
+        let mut permit = Vec::new();
         while let Ok(request) = gate.enter(None).await {
-            entered.push(request);
+            permit.push(request);
         }
         tokio::time::advance(latency).await;
-        for request in &mut entered {
+        for request in &mut permit {
             request.head(ending);
         }
     }

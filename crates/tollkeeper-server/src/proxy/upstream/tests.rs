@@ -16,7 +16,7 @@ fn settings(proxy: &str) -> ProxySettings {
 
 async fn upstream(endpoints: Vec<Endpoint>) -> Upstream {
     let counters = Arc::new(Counters::default());
-    let target: Target = "http://app.test".parse().expect("a URL");
+    let target: UpstreamUrl = "http://app.test".parse().expect("a URL");
     let connector = Connector::new(&target, &TlsFiles::default(), Arc::clone(&counters)).expect("no TLS");
     let upstream = Upstream::new(Resolver::List(Mutex::new(endpoints)), connector, counters);
     upstream.resolve().await;
