@@ -28,9 +28,9 @@ pub struct ActiveConfig {
     pub settings: ProxySettings,
     /// How facts are read.
     pub http: HttpSettings,
-    /// The limits, and the upstream behind them.
+    /// The service: the limits, single flight, and the upstream behind them.
     pub limited: RateLimit<SingleFlight<Forward>>,
-    /// The single flight layer between them.
+    /// The single flight layer of the service.
     pub flights: SingleFlightLayer,
     /// The headers that facts are read from, besides those of limits.
     read_headers: Vec<HeaderName>,

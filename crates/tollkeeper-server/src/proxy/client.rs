@@ -28,7 +28,7 @@ const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// What all requests of a connection share.
 #[derive(Debug)]
 pub struct ClientConnection {
-    /// The other end, as the PROXY protocol has it if it is used.
+    /// The client's address: from the PROXY protocol if that is used, otherwise of the socket.
     pub peer: SocketAddr,
     /// Whether it uses TLS.
     pub tls: bool,

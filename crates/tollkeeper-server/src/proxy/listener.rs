@@ -47,15 +47,15 @@ impl Protocol for ProxyListener {
         let client = if address::is_trusted(peer.ip().to_canonical(), &active.http.trusted_proxies) {
             proxy_protocol::read(&mut stream).await.map_err(|error| error.to_string())
         } else {
-            Err("it is not in `http.trusted_proxies`".to_owned())
+            Err("a client must be in `http.trusted_proxies`".to_owned())
         };
         match client {
             Ok(client) => Some((stream, client.unwrap_or(peer))),
             Err(error) => {
                 self.0.closed.write(|before| {
                     tracing::warn!(
-                        "closed a connection of {peer}, because of `proxy.accept_proxy_protocol`: {error} ({before} more \
-                         since the last such line)"
+                        "closed a connection from {peer}: with `proxy.accept_proxy_protocol`, {error} ({before} more since \
+                         the last such line)"
                     );
                 });
                 None

@@ -54,13 +54,13 @@ impl FromStr for UpstreamUrl {
         if text.contains('#') {
             return Err("remove the fragment (`#…`) from the URL".to_owned());
         }
-        let uri: Uri = text.parse().map_err(|_| format!("this is not a URL {EXAMPLES}"))?;
+        let uri: Uri = text.parse().map_err(|_| format!("not a URL ({EXAMPLES})"))?;
         let (tls, default_port) = match uri.scheme_str() {
             Some("http") => (false, 80),
             Some("https") => (true, 443),
-            _ => return Err(format!("the URL must begin with http://, https:// or unix:, {EXAMPLES}")),
+            _ => return Err(format!("the URL must begin with http://, https:// or unix: ({EXAMPLES})")),
         };
-        let authority = uri.authority().ok_or_else(|| format!("the URL has no host, {EXAMPLES}"))?.clone();
+        let authority = uri.authority().ok_or_else(|| format!("the URL has no host ({EXAMPLES})"))?.clone();
         if authority.as_str().contains('@') {
             return Err(
                 "remove the user name and password from the URL: the proxy does not send them".to_owned()
@@ -71,7 +71,7 @@ impl FromStr for UpstreamUrl {
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
         if host.is_empty() {
-            return Err(format!("the URL has no host, {EXAMPLES}"));
+            return Err(format!("the URL has no host ({EXAMPLES})"));
         }
         if authority.port().is_some() && authority.port_u16().is_none_or(|port| port == 0) {
             return Err("the port must be a number from 1 to 65535".to_owned());

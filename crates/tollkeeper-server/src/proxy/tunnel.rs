@@ -12,6 +12,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
 use tokio::time::{Instant, sleep_until};
+use tollkeeper::Span;
 
 use super::exchange::Exchange;
 
@@ -54,7 +55,9 @@ impl Tunnel {
                 Ok((sent, received)) => tracing::debug!("a tunnel ended: {sent} bytes sent, {received} bytes received"),
                 Err(error) => tracing::debug!("a tunnel failed: {error}"),
             },
-            () = silence => tracing::debug!("closed an idle tunnel: no byte for {:?}", self.longest_pause),
+            () = silence => {
+                tracing::debug!("closed an idle tunnel: no byte for {}", Span::from(self.longest_pause));
+            }
         }
         drop(held);
     }

@@ -10,6 +10,7 @@ use hyper::client::conn::TrySendError;
 use hyper::{Request, Response, body::Incoming};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tollkeeper::Span;
 use tollkeeper::config::{HealthSettings, ProxySettings};
 use tollkeeper_tower::random;
 
@@ -271,9 +272,9 @@ impl Upstream {
         address.failures.store(0, Relaxed);
         self.counters.ejected.store(u64::try_from(self.ejected().count()).unwrap_or(0), Relaxed);
         tracing::warn!(
-            "ejected the upstream address {} for {:?} after {failures} failures in a row",
+            "ejected the upstream address {} for {} after {failures} failures in a row",
             address.label,
-            Duration::from_millis(jittered)
+            Span::from(Duration::from_millis(jittered))
         );
     }
 

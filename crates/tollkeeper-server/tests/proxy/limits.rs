@@ -296,7 +296,7 @@ fn clients_cannot_evade_a_low_priority() {
 }
 
 #[test]
-fn simultaneous_equal_requests_share_one_call() {
+fn identical_requests_in_flight_share_one_call() {
     const CLIENTS: usize = 20;
     let release = Arc::new(Barrier::new(2));
     let upstream = waiting(&release);

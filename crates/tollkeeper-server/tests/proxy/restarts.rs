@@ -75,7 +75,7 @@ struct Load {
 
 impl Load {
     fn run(&self, worker: usize) {
-        let (keeps, mut kept) = (worker % 2 == 0, None);
+        let (keeps, mut kept) = (worker.is_multiple_of(2), None);
         for number in 0.. {
             if self.stop.load(SeqCst) {
                 return;

@@ -11,7 +11,7 @@ use super::key::{InvalidRules, KeyReader};
 use super::rule::SingleFlightRule;
 use super::service::SingleFlight;
 
-/// A tower layer that lets one of simultaneous equal requests through, and gives its response to the others.
+/// A tower layer that lets one of identical requests in flight through, and gives its response to the others.
 ///
 /// All clones and all services of a layer share its flights. Put a [`RateLimitLayer`](crate::RateLimitLayer) around it:
 /// then each follower is charged by its own limits and gets its own rate-limit headers.

@@ -1,4 +1,4 @@
-//! Single flight: of simultaneous equal requests, one reaches the wrapped service, and the others get its response.
+//! Single flight: of identical requests in flight, one reaches the wrapped service, and the others get its response.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -13,7 +13,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The first request is the *leader* of a flight; equal requests that arrive before its response is complete are its
+//! The first request is the *leader* of a flight; identical requests that arrive before its response is complete are its
 //! *followers*. Single flight is not a cache: the response is kept until the followers have it, and a request that
 //! arrives later starts a flight of its own. A follower can get a response whose computation began before the follower
 //! arrived, so do not share routes whose clients must read their own writes.
