@@ -174,3 +174,30 @@ impl Connector {
         Ok(Opened::Http1(sender))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tollkeeper::config::{Config, Format};
+
+    use super::*;
+
+    /// A host that has vanished answers no ping.
+    #[tokio::test(start_paused = true)]
+    async fn http2_connection_without_pongs_is_closed() {
+        let parsed = Config::parse("tollkeeper.yaml", Format::Yaml, b"limits: []\n", &|_| None);
+        let settings = parsed.expect("a valid config").0.proxy;
+        let connector = Connector { tls: None, counters: Arc::default() };
+        let (here, there) = tokio::io::duplex(64 << 10);
+        let (opened, _silent) =
+            tokio::join!(connector.handshake(here, &settings, true), h2::server::handshake(there));
+        let Opened::Http2(sender) = opened.expect("HTTP/2") else { panic!("HTTP/2 was asked for") };
+        // Time passes only while all tasks wait.
+        tokio::time::timeout(Duration::from_secs(60), async {
+            while !sender.is_closed() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        })
+        .await
+        .expect("the connection is closed");
+    }
+}
