@@ -40,7 +40,7 @@ use self::active_config::ActiveConfig;
 use self::concurrency::Gate;
 use self::connect::{Connector, TlsFiles};
 use self::counters::Counters;
-use self::target::Target;
+use self::target::UpstreamUrl;
 use self::upstream::{Resolver, Upstream};
 use crate::service::Service;
 use crate::telemetry::line_log::LineLog;
@@ -50,7 +50,7 @@ use crate::telemetry::logging::OnceAMinute;
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The URL of the upstream.
-    pub target: Target,
+    pub target: UpstreamUrl,
     /// Certificates for an upstream with TLS.
     pub tls: TlsFiles,
     /// Names of protocols that connections may be upgraded to: `websocket`.

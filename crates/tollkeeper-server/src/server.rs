@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
+use tollkeeper::Span;
 use tollkeeper::config::{Config, Follow, Format, Listen, Listener, Report};
 use tollkeeper_engine::api::active_limits::LimitSource;
 
@@ -218,7 +219,8 @@ async fn serve(
             left += closed.await.unwrap_or(0);
         }
         if left > 0 {
-            tracing::warn!("closed {left} connections with requests in flight after {LAST_REQUESTS:?}");
+            let grace = Span::from(LAST_REQUESTS);
+            tracing::warn!("closed {left} connections with requests in flight after {grace}");
         }
     };
     let drained = async {

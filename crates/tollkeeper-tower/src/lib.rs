@@ -33,7 +33,7 @@
 //! the handler has failed; for a WebSocket or another tunnel, until the handler drops its [`HeldSlot`]. Requests
 //! that a leaky bucket delays wait in FIFO order, for at most [`RateLimitLayer::longest_delay`].
 //!
-//! [`SingleFlightLayer`] is a second layer: of simultaneous equal requests, one reaches the handler, and the others get
+//! [`SingleFlightLayer`] is a second layer: of identical requests in flight, one reaches the handler, and the others get
 //! its response.
 //!
 //! The parts can be used without the layer, too: [`address`] (the client's address), [`path`], [`routes`],
@@ -47,6 +47,7 @@ pub mod facts;
 #[cfg(feature = "config")]
 mod from_config;
 pub mod grpc;
+pub mod header_values;
 pub mod headers;
 mod layer;
 pub mod path;

@@ -26,7 +26,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tollkeeper::http::HttpSettings;
-use tollkeeper::{Limit, Quota};
+use tollkeeper::{Limit, Policy, Quota};
 use tollkeeper_tower::single_flight::SharedResponse;
 use tollkeeper_tower::{RateLimitLayer, SingleFlightLayer, SingleFlightRule};
 use tower::{Layer, Service, ServiceExt};
@@ -340,6 +340,35 @@ async fn follower_of_another_user_never_sees_the_body() {
         assert_eq!(request.await.expect("no panic").body.expect("complete"), caller);
     }
     assert_eq!(held.calls.count(), callers.len());
+}
+
+/// A header that a limit reads identifies a caller, also after the limits were replaced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn headers_that_limits_read_are_never_mixed() {
+    let by_key = || vec![Limit::new("keys", Quota::per_day(1_000)).by("header.x-api-key")];
+    let by_plan = || vec![Limit::new("plans", Quota::per_day(1_000)).when("header.x-plan", "free")];
+    let keyed = SingleFlightRule::new().by("header.x-api-key");
+    for (case, rule, limits, replaced, calls) in [
+        ("no limit", SingleFlightRule::new(), Vec::new(), None, 1),
+        ("a limit", SingleFlightRule::new(), by_key(), None, 2),
+        ("a condition", SingleFlightRule::new(), by_plan(), None, 2),
+        ("a limit that was replaced", SingleFlightRule::new(), Vec::new(), Some(by_key()), 2),
+        ("a rule with the header", keyed, by_key(), None, 1),
+    ] {
+        let (limiter, _) = limiter(limits);
+        let layer = SingleFlightLayer::new([rule]).expect("valid").with_limiter(limiter.clone());
+        let held = Held::new(layer, |_, _| ok()).await;
+        if let Some(limits) = replaced {
+            limiter.replace_policy(Policy::new(limits).expect("valid"));
+        }
+        let headers = [("x-api-key", "ann"), ("x-plan", "pro")];
+        let requests = [held.send(get(&headers)), held.send(get(&headers))];
+        held.until(calls, 2 - calls as u64).await;
+        held.open.close();
+        for request in requests {
+            assert_eq!(request.await.expect("no panic").status, 200, "{case}");
+        }
+    }
 }
 
 /// All followers call the handler before any of them is answered: there is no convoy.

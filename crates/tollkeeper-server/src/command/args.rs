@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tollkeeper::Algorithm;
 use tollkeeper::config::{HostHeader, InvalidStoreUrl, Listener, StoreUrl};
 
-use crate::proxy::target::Target as Upstream;
+use crate::proxy::target::UpstreamUrl as Upstream;
 use crate::simulate::filter::{Only, Sample};
 use crate::simulate::format::FormatName;
 use crate::simulate::suggest::ShareTarget;

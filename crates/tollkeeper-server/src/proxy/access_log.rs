@@ -1,5 +1,5 @@
-//! The access log: one JSON line for each request, written when its response has ended. `tollkeeper simulate --format
-//! tollkeeper` reads it.
+//! The access log: one JSON line for each request, written when its response or tunnel has ended, or when its client has
+//! left. `tollkeeper simulate --format tollkeeper` reads it.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -17,7 +17,10 @@ use tollkeeper_tower::facts::PartialFacts;
 use super::exchange::Exchange;
 use crate::telemetry::line_log::LineLog;
 
-/// A request that will be logged.
+/// The status of a request whose client left before the head of the response, as nginx logs it.
+const CLIENT_LEFT: u16 = 499;
+
+/// A request that is logged when this is dropped.
 #[derive(Debug)]
 pub struct Record {
     log: Arc<LineLog>,
@@ -63,7 +66,7 @@ impl Record {
             facts: Vec::new(),
             by: None,
             verdict: "error",
-            status: 0,
+            status: CLIENT_LEFT,
         };
         let mut partial = PartialFacts::default();
         prepared.reader.head(parts, Some(client), None, &mut partial);
@@ -105,8 +108,7 @@ impl Record {
         (self.status, self.verdict, self.route) = (status, verdict, route);
     }
 
-    /// Writes the line: the response has ended.
-    pub fn finish(self, bytes_out: u64) {
+    fn line(&self) -> Vec<u8> {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let arrived = self.arrived.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let reached = self.exchange.answered_by();
@@ -143,12 +145,18 @@ impl Record {
         line.raw("},\"bytes_in\":");
         line.number(self.exchange.uploaded_bytes());
         line.raw(",\"bytes_out\":");
-        line.number(bytes_out);
+        line.number(self.exchange.downloaded_bytes());
         line.raw(",\"upstream\":");
         line.or_null(reached.map(|reached| &*reached.address), Writer::text);
         line.raw(",\"upstream_duration\":");
         line.or_null(reached.map(|reached| micros(reached.took)), Writer::number);
         line.raw("}\n");
-        self.log.add(line.finish().into_bytes());
+        line.finish().into_bytes()
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.log.add(self.line());
     }
 }

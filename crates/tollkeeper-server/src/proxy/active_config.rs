@@ -5,16 +5,16 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use hyper::Uri;
 use hyper::header::HeaderName;
-use tollkeeper::Span;
-use tollkeeper::config::{ConcurrencySettings, Config, CountedUntil, ProxySettings, SingleFlightSettings};
+use tollkeeper::config::{ConcurrencySettings, Config, ProxySettings, SingleFlightSettings};
 use tollkeeper::http::{ClientAddress, HttpSettings, Source};
+use tollkeeper::{Limiter, Span};
 use tollkeeper_tower::routes::Routes;
 use tollkeeper_tower::single_flight::{SingleFlight, SingleFlightLayer, SingleFlightRule};
 use tollkeeper_tower::{RateLimit, RateLimitLayer, path};
 use tower_layer::Layer as _;
 
 use super::Options;
-use super::concurrency::{Bounds, Count, Gate, GateSettings, LimitSettings, Priorities};
+use super::concurrency::{Bounds, Gate, GateSettings, LimitSettings, Priorities};
 use super::forward::{Forward, Forwarding};
 use super::handler::Decided;
 use super::priority::PriorityReader;
@@ -28,12 +28,12 @@ pub struct ActiveConfig {
     pub settings: ProxySettings,
     /// How facts are read.
     pub http: HttpSettings,
-    /// The limits, and the upstream behind them.
+    /// The service: the limits, single flight, and the upstream behind them.
     pub limited: RateLimit<SingleFlight<Forward>>,
-    /// The single flight layer between them.
+    /// The single flight layer of the service.
     pub flights: SingleFlightLayer,
-    /// The headers that facts are read from.
-    pub read_headers: Vec<HeaderName>,
+    /// The headers that facts are read from, besides those of limits.
+    read_headers: Vec<HeaderName>,
     forward: Forward,
     layer: RateLimitLayer,
     routes: Routes,
@@ -49,21 +49,26 @@ impl ActiveConfig {
         gate: &Gate,
         keeps_decisions: bool,
     ) -> anyhow::Result<ActiveConfig> {
+        warn_of_underscores(config);
         let http = config.http.clone();
         let mut settings = config.proxy.clone();
         settings.host_header = options.host_header.unwrap_or(settings.host_header);
-        let priority = settings.concurrency.priority.as_deref();
+        let priority = settings.concurrency.priority.as_deref().map(|fact| {
+            let priorities = gate_settings(&settings.concurrency).priorities;
+            PriorityReader::new(fact, &http, priorities.smallest())
+        });
         let forward = Forward::new(Forwarding {
             target: options.target.clone(),
             upstream: Arc::clone(upstream),
             gate: gate.clone(),
-            priority: priority.map(|fact| PriorityReader::new(fact, &http)),
+            priority,
             limiter: service.limiter.clone(),
             settings: settings.clone(),
             http: http.clone(),
         });
         let rules = settings.single_flight.iter().map(rule);
         let flights = SingleFlightLayer::with_http(rules, http.clone()).context("proxy.single_flight")?;
+        let flights = flights.with_limiter(service.limiter.clone());
         let layer = RateLimitLayer::following(service.limiter.clone(), Arc::clone(&service.reading))
             .longest_delay(Span::from(settings.timeout))
             // Requests that the concurrency gate sheds are refunded.
@@ -92,6 +97,14 @@ impl ActiveConfig {
         ActiveConfig { flights, limited, ..self }
     }
 
+    /// Whether a fact is read from this header. Limits are the active ones of the limiter: they can be replaced through the
+    /// API.
+    pub fn is_read(&self, name: &HeaderName, limiter: &Limiter) -> bool {
+        let is_of = |fact: &str| fact.strip_prefix("header.").is_some_and(|header| name == header);
+        self.read_headers.contains(name)
+            || limiter.with_policy(|policy| policy.rules().iter().any(|rule| rule.facts().any(is_of)))
+    }
+
     /// The route of a request, if the config lists routes.
     pub fn route(&self, uri: &Uri) -> Option<&str> {
         if self.routes.is_empty() {
@@ -102,15 +115,34 @@ impl ActiveConfig {
     }
 }
 
-/// The headers that the client address, the declared facts and those of limits are read from.
+/// Warns of limits that read a header which hygiene removes.
+fn warn_of_underscores(config: &Config) {
+    for rule in config.policy.rules() {
+        for fact in rule.facts() {
+            let declared = config.http.facts.iter().find(|declared| declared.name == fact);
+            let source = declared.map(|declared| declared.from.clone()).or_else(|| Source::of(fact));
+            if let Some(Source::Header(header)) = source
+                && header.contains('_')
+            {
+                tracing::warn!(
+                    "limit `{}`: the fact `{fact}` is always absent, because the proxy removes headers with an underscore \
+                     in their name, such as `{header}`",
+                    rule.name()
+                );
+            }
+        }
+    }
+}
+
+/// The headers that the client address, the declared facts and the priority are read from.
 fn read_headers(config: &Config) -> Vec<HeaderName> {
     let address = match &config.http.client_address {
         ClientAddress::Header(name) => Some(name.clone()),
         ClientAddress::XForwardedFor | ClientAddress::Forwarded => None,
     };
     let declared = config.http.facts.iter().map(|fact| fact.from.clone());
-    let of_limits = config.policy.rules().iter().flat_map(|rule| rule.facts()).filter_map(Source::of);
-    let headers = declared.chain(of_limits).filter_map(|source| match source {
+    let priority = config.proxy.concurrency.priority.as_deref().and_then(Source::of);
+    let headers = declared.chain(priority).filter_map(|source| match source {
         Source::Header(name) => Some(name),
         _ => None,
     });
@@ -130,10 +162,7 @@ pub fn gate_settings(settings: &ConcurrencySettings) -> GateSettings {
         },
         queue: settings.queue,
         queue_wait: settings.queue_wait,
-        count: match settings.count {
-            CountedUntil::Response => Count::Response,
-            CountedUntil::Head => Count::Head,
-        },
+        count: settings.count,
     }
 }
 

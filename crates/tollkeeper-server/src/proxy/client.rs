@@ -13,8 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::JoinHandle;
 use tollkeeper::config::ProxySettings;
 
+use super::counters::Counters;
 use super::idle::IdleTimer;
-use crate::transport::connection_budget::User;
+use crate::transport::connection_budget::{Busy, User};
 use crate::transport::listener::Stream;
 
 /// After the last response, what the client is still sending is read and discarded for this long, and up to this size.
@@ -27,12 +28,14 @@ const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// What all requests of a connection share.
 #[derive(Debug)]
 pub struct ClientConnection {
-    /// The other end, as the PROXY protocol has it if it is used.
+    /// The client's address: from the PROXY protocol if that is used, otherwise of the socket.
     pub peer: SocketAddr,
     /// Whether it uses TLS.
     pub tls: bool,
-    /// Records whether a request is in flight.
-    pub user: User,
+    user: User,
+    counters: Arc<Counters>,
+    /// Requests in flight, tunnels included.
+    in_flight: AtomicU64,
     /// How many requests have begun.
     pub requests: AtomicU64,
     /// Whether the last response was sent before the request had arrived completely.
@@ -42,9 +45,30 @@ pub struct ClientConnection {
 
 impl ClientConnection {
     /// A connection without a request.
-    pub fn new(peer: SocketAddr, tls: bool, user: User) -> ClientConnection {
-        let (requests, lingers) = (AtomicU64::new(0), AtomicBool::new(false));
-        ClientConnection { peer, tls, user, requests, lingers, tunnel: Mutex::default() }
+    pub fn new(peer: SocketAddr, tls: bool, user: User, counters: Arc<Counters>) -> ClientConnection {
+        ClientConnection {
+            peer,
+            tls,
+            user,
+            counters,
+            in_flight: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            lingers: AtomicBool::new(false),
+            tunnel: Mutex::default(),
+        }
+    }
+
+    /// Notes that a request, or a tunnel, is in flight until the guard is dropped.
+    pub fn begin(self: &Arc<ClientConnection>) -> RequestInFlight {
+        if self.in_flight.fetch_add(1, Relaxed) == 0 {
+            self.counters.client_active.fetch_add(1, Relaxed);
+        }
+        RequestInFlight { client: Arc::clone(self), _busy: self.user.busy() }
+    }
+
+    /// Whether a request is in flight.
+    pub fn is_busy(&self) -> bool {
+        self.user.is_busy()
     }
 
     /// Hands the connection over to a tunnel.
@@ -52,9 +76,34 @@ impl ClientConnection {
         *self.tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
     }
 
+    /// Keeps something until the tunnel has ended, if the connection was handed over to one.
+    pub fn keep_for_tunnel(&self, kept: impl Send + 'static) {
+        if let Some(tunnel) = self.take_tunnel() {
+            self.set_tunnel(tokio::spawn(async move {
+                let _ = tunnel.await;
+                drop(kept);
+            }));
+        }
+    }
+
     /// The tunnel that the connection was handed over to.
     pub fn take_tunnel(&self) -> Option<JoinHandle<()>> {
         self.tunnel.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// A request that is in flight. A connection with one is active, and is not closed to make room for another.
+#[derive(Debug)]
+pub struct RequestInFlight {
+    client: Arc<ClientConnection>,
+    _busy: Busy,
+}
+
+impl Drop for RequestInFlight {
+    fn drop(&mut self) {
+        if self.client.in_flight.fetch_sub(1, Relaxed) == 1 {
+            self.client.counters.client_active.fetch_sub(1, Relaxed);
+        }
     }
 }
 
@@ -67,6 +116,8 @@ pub struct ClientStream<S> {
     writing: IdleTimer,
     timeouts: Timeouts,
     waits_for: Waits,
+    /// How many bytes of the HTTP/2 preface the connection has begun with; `None` once it has begun with something else.
+    preface: Option<usize>,
     /// How many requests had begun when `waits_for` was set.
     requests: u64,
     /// What is still discarded before the connection is closed.
@@ -106,6 +157,7 @@ impl<S: Stream> ClientStream<S> {
             writing: IdleTimer::new(timeouts.body),
             timeouts,
             waits_for: Waits::Request,
+            preface: Some(0),
             requests: 0,
             linger: None,
         }
@@ -122,25 +174,36 @@ impl<S: Stream> ClientStream<S> {
             }
             self.reading.restart(self.timeouts.idle);
         }
-        let is_busy = self.connection.user.is_busy();
+        let is_busy = self.connection.is_busy();
         if is_busy {
             self.reading.progress();
         }
         !is_busy
     }
 
+    /// Whether the HTTP/2 preface is complete with these bytes. It may arrive in pieces.
+    fn ends_preface(&mut self, bytes: &[u8]) -> bool {
+        let Some(known) = self.preface else { return false };
+        let rest = &HTTP2_PREFACE[known..];
+        let common = rest.len().min(bytes.len());
+        let matches = rest[..common] == bytes[..common];
+        self.preface = Some(known + common).filter(|known| matches && *known < HTTP2_PREFACE.len());
+        matches && common == rest.len()
+    }
+
     /// Notes that bytes have arrived.
     fn received(&mut self, bytes: &[u8]) {
+        let is_preface = self.ends_preface(bytes);
         if !self.is_awaited() {
             return;
         }
         match self.waits_for {
+            _ if is_preface => {
+                self.waits_for = Waits::Frame;
+                self.reading.restart(self.timeouts.idle);
+            }
             Waits::Frame => self.reading.progress(),
             Waits::RestOfHead => {}
-            Waits::Request if bytes.starts_with(HTTP2_PREFACE) => {
-                self.waits_for = Waits::Frame;
-                self.reading.progress();
-            }
             Waits::Request => {
                 self.waits_for = Waits::RestOfHead;
                 self.reading.restart(self.timeouts.head);

@@ -13,7 +13,7 @@ use crate::telemetry::metrics::family::{Family, Labels, Series, counter, gauge, 
 use crate::telemetry::metrics::{Counts, DurationHistogram};
 
 /// The most addresses that have a series of their own; the others share one.
-const MOST_ADDRESSES: usize = 32;
+const MAX_ADDRESSES: usize = 32;
 
 /// The counters of a proxy.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub struct Counters {
     registered: OnceLock<Registered>,
     /// Open connections to the upstream.
     pub upstream_connections: AtomicU64,
-    /// Those of them that carry no request.
+    /// Connections in the pools: those of them that carry no request, and some that are closed already.
     pub upstream_idle: AtomicU64,
     /// Open connections of clients.
     pub client_connections: AtomicU64,
@@ -55,7 +55,7 @@ impl Counters {
     /// The histogram of the time from sending a request to the head of its response, for one address.
     pub fn durations_of(&self, address: &str) -> Arc<DurationHistogram> {
         let mut all = self.durations.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_known = all.contains_key(address) || all.len() < MOST_ADDRESSES;
+        let is_known = all.contains_key(address) || all.len() < MAX_ADDRESSES;
         Arc::clone(all.entry(if is_known { address } else { "other" }.into()).or_default())
     }
 
@@ -97,16 +97,19 @@ impl Counters {
         if let Some(registered) = self.registered.get() {
             registered.families(all);
         }
+        let [clients, active, upstream, idle] =
+            [&self.client_connections, &self.client_active, &self.upstream_connections, &self.upstream_idle]
+                .map(|count| count.load(Relaxed));
+        // The pool may hold connections that the upstream has closed.
+        let idle = idle.min(upstream);
         let connections = [
-            ("client", "active", &self.client_active, None),
-            ("client", "idle", &self.client_connections, Some(&self.client_active)),
-            ("upstream", "active", &self.upstream_connections, Some(&self.upstream_idle)),
-            ("upstream", "idle", &self.upstream_idle, None),
+            ("client", "active", active),
+            ("client", "idle", clients.saturating_sub(active)),
+            ("upstream", "active", upstream - idle),
+            ("upstream", "idle", idle),
         ];
-        let connections = connections.map(|(side, state, count, without)| {
-            let without = without.map_or(0, |count| count.load(Relaxed));
-            (labels([("side", side), ("state", state)]), count.load(Relaxed).saturating_sub(without))
-        });
+        let connections =
+            connections.map(|(side, state, count)| (labels([("side", side), ("state", state)]), count));
         all.push(Family {
             name: "tollkeeper_proxy_connections",
             help: "Open connections of the proxy",
@@ -192,5 +195,28 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         (self.which)(&self.counters).fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn further_addresses_share_one_label() {
+        let counters = Counters::default();
+        for number in 0..MAX_ADDRESSES + 3 {
+            counters.durations_of(&format!("10.0.0.{number}:80")).record(Duration::from_millis(1));
+        }
+        counters.durations_of("10.0.0.0:80").record(Duration::from_millis(1));
+        let durations = counters.durations();
+        assert_eq!(durations.len(), MAX_ADDRESSES + 1);
+        let count = |label: &str| {
+            let of = durations.iter().find(|(address, _)| **address == *label);
+            of.map(|(_, counts)| counts.count())
+        };
+        assert_eq!((count("10.0.0.0:80"), count("other")), (Some(2), Some(3)));
     }
 }

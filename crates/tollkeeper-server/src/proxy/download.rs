@@ -9,11 +9,11 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::concurrency::Entered;
+use super::concurrency::GatePermit;
 use super::error::UpstreamError;
 use super::exchange::Exchange;
 use super::idle::IdleTimer;
-use super::upstream::Call;
+use super::upstream::UpstreamCall;
 
 /// The body of a response: streamed from the upstream, or one of the proxy itself.
 #[derive(Debug)]
@@ -38,13 +38,13 @@ pub struct Streamed {
 #[derive(Debug)]
 pub struct Completion {
     /// The connection to the upstream.
-    pub call: Call,
+    pub call: UpstreamCall,
     /// The request: a connection whose upload has not ended cannot be used again.
     pub exchange: Arc<Exchange>,
     /// How long the connection may be idle.
     pub keep: Duration,
     /// The slot of the concurrency gate.
-    pub entered: Entered,
+    pub permit: GatePermit,
 }
 
 impl Completion {

@@ -98,6 +98,10 @@ impl fmt::Debug for UpstreamError {
 impl std::error::Error for UpstreamError {}
 
 impl ProxyError {
+    /// The request target is longer than a URI may be: 65,534 bytes.
+    pub const LONG_TARGET: ProxyError =
+        ProxyError::Request(StatusCode::URI_TOO_LONG, "the request target is too long");
+
     /// The problem response. It never shows an address of the upstream.
     pub fn response(&self) -> Response<Bytes> {
         let mut response = self.problem().response();

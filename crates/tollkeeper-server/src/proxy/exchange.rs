@@ -16,6 +16,7 @@ pub struct Exchange {
     /// When the head of the request had arrived.
     pub began: Instant,
     upload: UploadProgress,
+    downloaded: AtomicU64,
     reached: OnceLock<Reached>,
     /// The number of the [`UpstreamError`], plus one.
     error: AtomicU8,
@@ -49,7 +50,7 @@ pub enum UploadFailure {
 pub struct Reached {
     /// The address.
     pub address: Arc<str>,
-    /// The time from sending the request to the head of the response.
+    /// The time from sending the request with its body to the head of the response.
     pub took: Duration,
 }
 
@@ -60,6 +61,7 @@ impl Exchange {
             client,
             began: Instant::now(),
             upload: UploadProgress::default(),
+            downloaded: AtomicU64::new(0),
             reached: OnceLock::new(),
             error: AtomicU8::new(0),
             shed: AtomicBool::new(false),
@@ -108,6 +110,16 @@ impl Exchange {
     /// Bytes of the body that were passed on.
     pub fn uploaded_bytes(&self) -> u64 {
         self.upload.bytes.load(Relaxed)
+    }
+
+    /// Notes that bytes of the response were passed on.
+    pub fn downloaded(&self, bytes: usize) {
+        self.downloaded.fetch_add(u64::try_from(bytes).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// Bytes of the response that were passed on.
+    pub fn downloaded_bytes(&self) -> u64 {
+        self.downloaded.load(Relaxed)
     }
 
     /// When a part of the body last arrived; if none has, when the request did.

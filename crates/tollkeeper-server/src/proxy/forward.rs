@@ -18,21 +18,22 @@ use hyper::{Request, Response, StatusCode, Uri, Version};
 use tollkeeper::config::{HostHeader, ProxySettings};
 use tollkeeper::http::HttpSettings;
 use tollkeeper::{Charge, Limiter};
+use tollkeeper_tower::header_values::is_event_stream;
 use tollkeeper_tower::headers::Field;
 use tollkeeper_tower::{HeldSlot, address};
 use tower_service::Service;
 
-use super::concurrency::{Ending, Entered, Gate};
+use super::concurrency::{Ending, Gate, GatePermit};
 use super::download::{Completion, Download};
 use super::error::{ProxyError, UpstreamError};
 use super::exchange::Exchange;
 use super::forwarded::Hop;
 use super::hygiene;
 use super::priority::PriorityReader;
-use super::target::Target;
+use super::target::UpstreamUrl;
 use super::tunnel::Tunnel;
 use super::upload::LimitedUpload;
-use super::upstream::{Call, Upstream};
+use super::upstream::{Upstream, UpstreamCall, WantedConnection};
 
 /// The service behind the rate limit layer: the upstream.
 #[derive(Clone, Debug)]
@@ -42,7 +43,7 @@ pub struct Forward(Arc<Forwarding>);
 #[derive(Debug)]
 pub struct Forwarding {
     /// The URL of the upstream.
-    pub target: Target,
+    pub target: UpstreamUrl,
     /// Its addresses.
     pub upstream: Arc<Upstream>,
     /// Timeouts and retries.
@@ -86,27 +87,32 @@ impl Forwarding {
     async fn forward(&self, request: Request<LimitedUpload>) -> Result<Response<Download>, ProxyError> {
         let (mut parts, body) = request.into_parts();
         let exchange = parts.extensions.remove::<Arc<Exchange>>().expect("the handler inserts the exchange");
-        let tunnel =
-            parts.extensions.remove::<OnUpgrade>().filter(|_| parts.headers.contains_key(header::UPGRADE));
+        let upgrade = parts.headers.get(header::UPGRADE).cloned();
+        let tunnel = parts.extensions.remove::<OnUpgrade>().zip(upgrade);
         let slot = parts.extensions.remove::<HeldSlot>();
-        let mut entered = self.enter(&mut parts, &exchange).await?;
+        let mut permit = self.enter(&mut parts, &exchange).await?;
         let outgoing = self.outgoing(parts, body, &exchange);
-        let sent = self.send(outgoing, &exchange, &mut entered).await;
-        entered.head(match &sent {
+        let sent = self.send(outgoing, &exchange, &mut permit).await;
+        permit.head(match &sent {
             Ok((response, _)) => Ending::of(response.status()),
             Err(ProxyError::Upstream(_)) => Ending::Failed,
             Err(_) => Ending::Left,
         });
         let (mut response, call) = sent?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let Some(client) = tunnel else {
+            let is_wanted = |upgrade: &HeaderValue| {
+                let switched = response.headers().get(header::UPGRADE);
+                switched.is_some_and(|switched| switched.as_bytes().eq_ignore_ascii_case(upgrade.as_bytes()))
+            };
+            let Some((client, upgrade)) = tunnel.filter(|(_, upgrade)| is_wanted(upgrade)) else {
                 return Err(self.failed(&call, &exchange, UpstreamError::Protocol));
             };
             let upstream = hyper::upgrade::on(&mut response);
-            let tunnel = Tunnel { client, upstream, longest_pause: self.settings.stream_idle_timeout };
-            let busy = exchange.client.user.busy();
-            exchange.client.set_tunnel(tokio::spawn(tunnel.run((slot, call, busy, entered))));
-            return Ok(switching(response));
+            let longest_pause = self.settings.stream_idle_timeout;
+            let tunnel = Tunnel { client, upstream, longest_pause, exchange: Arc::clone(&exchange) };
+            let in_flight = exchange.client.begin();
+            exchange.client.set_tunnel(tokio::spawn(tunnel.run((slot, call, in_flight, permit))));
+            return Ok(switching(response, upgrade));
         }
         if hygiene::check_transfer_coding(response.headers()).is_err() {
             return Err(self.failed(&call, &exchange, UpstreamError::Protocol));
@@ -117,22 +123,22 @@ impl Forwarding {
         remove_rate_limits(&mut parts.headers);
         parts.version = Version::HTTP_11;
         let pause = self.longest_pause(&parts.headers);
-        let completion = Completion { call, exchange, keep, entered };
+        let completion = Completion { call, exchange, keep, permit };
         Ok(Response::from_parts(parts, Download::streamed(body, pause, completion)))
     }
 
     /// Takes a slot of the concurrency gate. A request that is shed is refunded, since nothing ran.
-    async fn enter(&self, parts: &mut Parts, exchange: &Exchange) -> Result<Entered, ProxyError> {
+    async fn enter(&self, parts: &mut Parts, exchange: &Exchange) -> Result<GatePermit, ProxyError> {
         let charge = parts.extensions.remove::<Charge>();
         let priority = self.priority.as_ref().and_then(|reader| reader.read(exchange.peer(), parts));
-        let entered = self.gate.enter(priority.as_deref()).await;
-        if entered.is_err() {
+        let permit = self.gate.enter(priority.as_deref()).await;
+        if permit.is_err() {
             exchange.shed();
             if let Some(charge) = charge {
                 self.limiter.refund(&charge).await;
             }
         }
-        entered.map_err(|_| ProxyError::Shed)
+        permit.map_err(|_| ProxyError::Shed)
     }
 
     /// The request as the upstream receives it, except for what differs between HTTP/1.1 and HTTP/2.
@@ -149,10 +155,12 @@ impl Forwarding {
         let trailers = parts.headers.remove(header::TE);
         let path = self.target.path(&parts.uri);
         let is_chunked = !body.is_end_stream() && !parts.headers.contains_key(header::CONTENT_LENGTH);
+        let is_upgrade = parts.headers.contains_key(header::UPGRADE);
         let mut request = Request::new(body);
         *request.method_mut() = parts.method;
         *request.headers_mut() = parts.headers;
-        Outgoing { request: Some(request), path, host, trailers, is_chunked, tls: self.target.tls }
+        let (request, tls) = (Some(request), self.target.tls);
+        Outgoing { request, path, host, trailers, is_chunked, is_upgrade, tls }
     }
 
     /// Sends a request; if it certainly did not arrive, once more on another connection.
@@ -160,8 +168,8 @@ impl Forwarding {
         &self,
         mut outgoing: Outgoing,
         exchange: &Arc<Exchange>,
-        entered: &mut Entered,
-    ) -> Result<(Response<Incoming>, Call), ProxyError> {
+        permit: &mut GatePermit,
+    ) -> Result<(Response<Incoming>, UpstreamCall), ProxyError> {
         let (mut retries, mut only_new, mut failed) = (self.settings.retries, false, None);
         loop {
             let Some(address) = self.upstream.pick(failed.as_ref()) else {
@@ -169,7 +177,8 @@ impl Forwarding {
                 exchange.failed(UpstreamError::Resolve);
                 return Err(ProxyError::Upstream(UpstreamError::Resolve));
             };
-            let mut call = match self.upstream.connect(&address, only_new, &self.settings).await {
+            let wanted = WantedConnection { only_new, only_http1: outgoing.is_upgrade };
+            let mut call = match self.upstream.connect(&address, wanted, &self.settings).await {
                 Ok(call) => call,
                 Err(error) => {
                     self.upstream.failed(&address, error, &self.settings.health);
@@ -184,16 +193,26 @@ impl Forwarding {
                 }
             };
             let began = Instant::now();
-            entered.sent();
+            match exchange.has_upload_ended() {
+                true => permit.sent(began.into()),
+                false => permit.uploading(),
+            }
             let request = outgoing.take(call.is_http2());
-            let error = match self.head(&mut call, request, exchange).await {
+            let head = self.head(&mut call, request, exchange).await;
+            // A slow upload is the client's time, not the upstream's, unless the upstream answers before its end.
+            let sent = if exchange.has_upload_ended() { began.max(exchange.last_upload()) } else { began };
+            permit.sent(sent.into());
+            let error = match head {
                 Ok(response) => {
-                    let took = began.elapsed();
+                    let took = sent.elapsed();
                     self.upstream.succeeded(&address, took);
                     exchange.reached(Arc::clone(&address.label), took);
                     return Ok((response, call));
                 }
-                Err(NoHead::Late) => return Err(self.failed(&call, exchange, UpstreamError::Timeout)),
+                Err(NoHead::Late) => {
+                    call.forget_connection();
+                    return Err(self.failed(&call, exchange, UpstreamError::Timeout));
+                }
                 Err(NoHead::Unsent(request)) if call.reused && retries > 0 => {
                     outgoing.request = Some(*request);
                     retries -= 1;
@@ -204,6 +223,7 @@ impl Forwarding {
                 Err(NoHead::Unsent(_)) => UpstreamError::Reset,
                 Err(NoHead::Failed(error)) => error,
             };
+            call.forget_connection();
             // If the client's body failed, the upstream is not to blame.
             return Err(match exchange.upload_failure() {
                 Some(failure) => failure,
@@ -215,7 +235,7 @@ impl Forwarding {
     /// Waits for the head of a response. The time counts from the last part of the request.
     async fn head(
         &self,
-        call: &mut Call,
+        call: &mut UpstreamCall,
         request: Request<LimitedUpload>,
         exchange: &Exchange,
     ) -> Result<Response<Incoming>, NoHead> {
@@ -243,7 +263,7 @@ impl Forwarding {
     }
 
     /// Notes a failure of the upstream.
-    fn failed(&self, call: &Call, exchange: &Exchange, error: UpstreamError) -> ProxyError {
+    fn failed(&self, call: &UpstreamCall, exchange: &Exchange, error: UpstreamError) -> ProxyError {
         self.upstream.failed(call.address(), error, &self.settings.health);
         exchange.failed(error);
         ProxyError::Upstream(error)
@@ -264,8 +284,7 @@ impl Forwarding {
 
     /// How long a response may pause. Events may be rare.
     fn longest_pause(&self, headers: &HeaderMap) -> Duration {
-        let content_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-        match content_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream")) {
+        match is_event_stream(headers) {
             true => self.settings.stream_idle_timeout,
             false => self.settings.body_idle_timeout,
         }
@@ -291,6 +310,8 @@ struct Outgoing {
     /// `TE: trailers`, which only HTTP/2 gets.
     trailers: Option<HeaderValue>,
     is_chunked: bool,
+    /// Whether it asks for another protocol, which only HTTP/1.1 can do.
+    is_upgrade: bool,
     tls: bool,
 }
 
@@ -330,15 +351,13 @@ impl Outgoing {
     }
 }
 
-/// The response that opens a tunnel: `Connection` and `Upgrade` are passed on.
-fn switching(response: Response<Incoming>) -> Response<Download> {
+/// The response that opens a tunnel: it has `Connection` and `Upgrade`.
+fn switching(response: Response<Incoming>, upgrade: HeaderValue) -> Response<Download> {
     let (mut parts, _) = response.into_parts();
-    let upgrade = parts.headers.get(header::UPGRADE).cloned();
     hygiene::clean_response(&mut parts.headers);
+    remove_rate_limits(&mut parts.headers);
     parts.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-    if let Some(upgrade) = upgrade {
-        parts.headers.insert(header::UPGRADE, upgrade);
-    }
+    parts.headers.insert(header::UPGRADE, upgrade);
     Response::from_parts(parts, Download::own(Bytes::new()))
 }
 

@@ -9,24 +9,23 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Request, Response, StatusCode, Version};
 use tollkeeper::Decision;
+use tollkeeper::config::UpstreamProtocol;
 use tollkeeper_tower::single_flight::{FlightBody, SharedResponse};
 use tollkeeper_tower::{PeerAddress, ResponseBody};
 use tower_service::Service as _;
 
 use super::access_log::Record;
-use super::client::ClientConnection;
-use super::counters::Counted;
+use super::client::{ClientConnection, RequestInFlight};
 use super::download::Download;
 use super::error::{ProxyError, UpstreamError};
 use super::exchange::Exchange;
 use super::stream_watch::ResponseProgress;
 use super::upload::Upload;
 use super::{Options, Proxy, hygiene};
-use crate::telemetry::metrics::Ended;
-use crate::transport::connection_budget::Busy;
+use crate::telemetry::metrics::{Ended, RouteLabel};
 use crate::transport::http;
 
 /// With `--debug-headers`: the response was made for another request at the same time.
@@ -42,8 +41,7 @@ pub async fn handle(
     client: Arc<ClientConnection>,
     request: Request<Incoming>,
 ) -> Result<Response<CountedBody>, Infallible> {
-    let busy = client.user.busy();
-    let active = Counted::new(&proxy.counters, |counters| &counters.client_active);
+    let in_flight = client.begin();
     client.requests.fetch_add(1, Relaxed);
     let exchange = Arc::new(Exchange::new(Arc::clone(&client)));
     let active_config = proxy.active.load_full();
@@ -53,8 +51,12 @@ pub async fn handle(
         exchange.upload_ended();
     }
     let Options { target, upgrades, .. } = &proxy.options;
-    let cleaned = hygiene::clean(&mut parts, upgrades, &proxy.host, &active_config.read_headers)
-        .and_then(|dropped| target.check(&parts.uri).map(|()| dropped));
+    let is_read = |name: &HeaderName| active_config.is_read(name, &proxy.service.limiter);
+    let cleaned = hygiene::clean(&mut parts, upgrades, &proxy.host, is_read).and_then(|dropped| {
+        target.check(&parts.uri)?;
+        check_upgrade(&parts.headers, active_config.settings.upstream_protocol)?;
+        Ok(dropped)
+    });
     let mut record = proxy.access_log.as_ref().map(|log| {
         let service = &proxy.service;
         let prepared = service.reading.read(&service.limiter);
@@ -63,9 +65,11 @@ pub async fn handle(
         Box::new(Record::new(log, Arc::clone(&exchange), &parts, &prepared, &service.redactor, query))
     });
     let route = active_config.route(&parts.uri);
+    let label = proxy.service.metrics.route_label(route);
+    let mut counted = CountedRequest { proxy: &proxy, exchange: &exchange, label, ended: Ended::Error };
     let parent = proxy.service.parent(&parts.headers);
     let mut response = match cleaned {
-        Err(error) => own(&error, busy, active),
+        Err(error) => own(&error, &exchange, in_flight),
         Ok(dropped) => {
             if dropped > 0 {
                 proxy.counters.dropped_headers.fetch_add(dropped, Relaxed);
@@ -78,8 +82,8 @@ pub async fn handle(
             let Ok(response) = limited.call(Request::from_parts(parts, body)).await;
             match exchange.upload_failure().filter(|_| exchange.answered_by().is_none()) {
                 // A limit that needs the body cannot tell why it is incomplete.
-                Some(failure) => own(&failure, busy, active),
-                None => response.map(|body| CountedBody::new(Inner::Layer(body), busy, active)),
+                Some(failure) => own(&failure, &exchange, in_flight),
+                None => response.map(|body| CountedBody::new(Inner::Layer(body), &exchange, in_flight)),
             }
         }
     };
@@ -89,8 +93,8 @@ pub async fn handle(
         response.headers_mut().insert(SHARED, HeaderValue::from_static("1"));
     }
     let ended = ended(&exchange, decision.as_ref(), is_shared);
-    let label = proxy.service.metrics.route_label(route);
-    proxy.service.metrics.proxy.record_on(label, ended, exchange.began.elapsed());
+    counted.ended = ended;
+    drop(counted);
     if let Some(decision) = &decision {
         proxy.service.log_refusal("proxy", label, decision);
         proxy.service.trace(parent, "proxy", exchange.began, decision);
@@ -102,7 +106,10 @@ pub async fn handle(
         let verdict = if is_shared { "shared" } else { verdict(ended, &exchange) };
         record.answered(response.status().as_u16(), verdict, route.map(Into::into));
     }
-    response.body_mut().record = record;
+    match response.status() {
+        StatusCode::SWITCHING_PROTOCOLS => client.keep_for_tunnel(record),
+        _ => response.body_mut().record = record,
+    }
     client.lingers.store(!exchange.has_upload_ended(), Relaxed);
     if is_http1 && proxy.service.is_draining() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -110,9 +117,35 @@ pub async fn handle(
     Ok(response)
 }
 
+/// Refuses to upgrade if the upstream only speaks HTTP/2: WebSockets over HTTP/2 (RFC 8441) are not supported.
+fn check_upgrade(headers: &HeaderMap, upstream: UpstreamProtocol) -> Result<(), ProxyError> {
+    match upstream {
+        UpstreamProtocol::Http2 if headers.contains_key(header::UPGRADE) => {
+            let detail = "the upstream uses HTTP/2, which connections cannot be upgraded over";
+            Err(ProxyError::Request(StatusCode::NOT_IMPLEMENTED, detail))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Counts a request when this is dropped: when it has a response, or when its client has left before that.
+struct CountedRequest<'p> {
+    proxy: &'p Proxy,
+    exchange: &'p Exchange,
+    label: RouteLabel,
+    ended: Ended,
+}
+
+impl Drop for CountedRequest<'_> {
+    fn drop(&mut self) {
+        let took = self.exchange.began.elapsed();
+        self.proxy.service.metrics.proxy.record_on(self.label, self.ended, took);
+    }
+}
+
 /// A response of the proxy itself.
-fn own(error: &ProxyError, busy: Busy, active: Counted) -> Response<CountedBody> {
-    error.response().map(|body| CountedBody::new(Inner::Own(Full::new(body)), busy, active))
+fn own(error: &ProxyError, exchange: &Arc<Exchange>, in_flight: RequestInFlight) -> Response<CountedBody> {
+    error.response().map(|body| CountedBody::new(Inner::Own(Full::new(body)), exchange, in_flight))
 }
 
 /// How the request ended, for metrics. A request that reached the upstream, or failed on the way to it, was admitted.
@@ -139,12 +172,11 @@ fn verdict(ended: Ended, exchange: &Exchange) -> &'static str {
 #[derive(Debug)]
 pub struct CountedBody {
     body: Inner,
-    bytes: u64,
+    exchange: Arc<Exchange>,
     /// Over HTTP/2: whether the response waits for the client or for its body.
     progress: Option<Arc<ResponseProgress>>,
     record: Option<Box<Record>>,
-    _busy: Busy,
-    _active: Counted,
+    _in_flight: RequestInFlight,
 }
 
 #[derive(Debug)]
@@ -155,20 +187,13 @@ enum Inner {
 }
 
 impl CountedBody {
-    fn new(body: Inner, busy: Busy, active: Counted) -> CountedBody {
+    fn new(body: Inner, exchange: &Arc<Exchange>, in_flight: RequestInFlight) -> CountedBody {
         let progress = ResponseProgress::current();
         if let Some(progress) = &progress {
             progress.await_client();
         }
-        CountedBody { body, bytes: 0, progress, record: None, _busy: busy, _active: active }
-    }
-}
-
-impl Drop for CountedBody {
-    fn drop(&mut self) {
-        if let Some(record) = self.record.take() {
-            record.finish(self.bytes);
-        }
+        let exchange = Arc::clone(exchange);
+        CountedBody { body, exchange, progress, record: None, _in_flight: in_flight }
     }
 }
 
@@ -185,7 +210,7 @@ impl Body for CountedBody {
             Inner::Own(body) => Pin::new(body).poll_frame(context).map_err(|never| match never {}),
         };
         if let Poll::Ready(Some(Ok(frame))) = &frame {
-            self.bytes += u64::try_from(frame.data_ref().map_or(0, Bytes::len)).unwrap_or(u64::MAX);
+            self.exchange.downloaded(frame.data_ref().map_or(0, Bytes::len));
         }
         match (&self.progress, &frame) {
             (Some(progress), Poll::Ready(Some(Ok(_)))) => progress.await_client(),

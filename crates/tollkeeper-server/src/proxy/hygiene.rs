@@ -7,6 +7,7 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::http::uri::{Authority, PathAndQuery};
 use hyper::{Method, StatusCode, Uri, Version};
+use tollkeeper_tower::header_values::list_items;
 
 use super::error::ProxyError;
 
@@ -26,13 +27,13 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 ];
 
 /// Puts the head of a request into its only form, or says why it cannot be forwarded. An HTTP/1.0 request without `Host`
-/// gets that of the upstream. `read` are the headers that facts are read from. Returns how many headers were dropped because
-/// of an underscore in their name.
+/// gets that of the upstream. `is_read` tells whether facts are read from a header. Returns how many headers were dropped
+/// because of an underscore in their name.
 pub fn clean(
     parts: &mut Parts,
     upgrades: &[String],
     upstream: &HeaderValue,
-    read: &[HeaderName],
+    is_read: impl Fn(&HeaderName) -> bool,
 ) -> Result<u64, ProxyError> {
     check_method(&parts.method)?;
     check_transfer_coding(&parts.headers)?;
@@ -41,7 +42,7 @@ pub fn clean(
         parts.headers.insert(header::HOST, upstream.clone());
     }
     let upgrade = wanted_upgrade(parts, upgrades);
-    remove_hop_by_hop(&mut parts.headers, read);
+    remove_hop_by_hop(&mut parts.headers, is_read);
     parts.headers.remove(header::UPGRADE);
     if let Some(upgrade) = upgrade {
         parts.headers.insert(header::UPGRADE, upgrade);
@@ -60,7 +61,7 @@ pub fn clean_response(headers: &mut HeaderMap) {
     if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);
     }
-    remove_hop_by_hop(headers, &[]);
+    remove_hop_by_hop(headers, |_| false);
     headers.remove(header::UPGRADE);
     headers.remove(header::TE);
 }
@@ -127,20 +128,20 @@ fn set_host_and_target(parts: &mut Parts) -> Result<(), ProxyError> {
     }
     if parts.uri.authority().is_some() {
         let path = if path.starts_with('?') { format!("/{path}") } else { path.to_owned() };
-        parts.uri = path.parse::<Uri>().expect("the path of a URI is a URI");
+        // A path of the largest length has no room for the slash.
+        parts.uri = path.parse::<Uri>().map_err(|_| ProxyError::LONG_TARGET)?;
     }
     Ok(())
 }
 
-/// Whether a value is a host with an optional port, or empty, and has no user name.
+/// Whether a value is a host with an optional port, and has no user name. Without a host, a request over HTTP/2 has no
+/// `:authority`, and fails as if the upstream had failed.
 fn is_host(value: &HeaderValue) -> bool {
-    value.is_empty()
-        || Authority::try_from(value.as_bytes()).is_ok_and(|authority| {
-            !authority.as_str().contains('@')
-                && authority
-                    .port()
-                    .is_none_or(|port| port.as_str().is_empty() || authority.port_u16().is_some())
-        })
+    Authority::try_from(value.as_bytes()).is_ok_and(|authority| {
+        !authority.host().is_empty()
+            && !authority.as_str().contains('@')
+            && authority.port().is_none_or(|port| port.as_str().is_empty() || authority.port_u16().is_some())
+    })
 }
 
 /// The protocol that the client asks to switch to, if the proxy passes that on.
@@ -149,8 +150,8 @@ fn wanted_upgrade(parts: &Parts, upgrades: &[String]) -> Option<HeaderValue> {
         return None;
     }
     let asks =
-        tokens(&parts.headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case(b"upgrade"));
-    let mut wanted = tokens(&parts.headers, &header::UPGRADE);
+        list_items(&parts.headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case(b"upgrade"));
+    let mut wanted = list_items(&parts.headers, &header::UPGRADE);
     let (first, second) = (wanted.next()?, wanted.next());
     let is_known = upgrades.iter().any(|name| first.eq_ignore_ascii_case(name.as_bytes()));
     HeaderValue::from_bytes(first).ok().filter(|_| asks && is_known && second.is_none())
@@ -158,10 +159,10 @@ fn wanted_upgrade(parts: &Parts, upgrades: &[String]) -> Option<HeaderValue> {
 
 /// Removes the hop-by-hop headers, and those that `Connection` names. A client could name headers that the limits or
 /// the upstream rely on, such as one that a load balancer has set and `Connection` has passed through, so these stay.
-fn remove_hop_by_hop(headers: &mut HeaderMap, read: &[HeaderName]) {
-    let named: Vec<HeaderName> = tokens(headers, &header::CONNECTION)
+fn remove_hop_by_hop(headers: &mut HeaderMap, is_read: impl Fn(&HeaderName) -> bool) {
+    let named: Vec<HeaderName> = list_items(headers, &header::CONNECTION)
         .filter_map(|token| HeaderName::from_bytes(token).ok())
-        .filter(|name| !is_end_to_end(name) && !read.contains(name))
+        .filter(|name| headers.contains_key(name) && !is_end_to_end(name) && !is_read(name))
         .collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
@@ -176,19 +177,12 @@ fn is_end_to_end(name: &HeaderName) -> bool {
         || name.as_str().starts_with("x-forwarded-")
 }
 
-/// The comma-separated values of all lines of a header.
-fn tokens<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'h [u8]> {
-    let lines =
-        headers.get_all(name).into_iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
-    lines.map(<[u8]>::trim_ascii).filter(|token| !token.is_empty())
-}
-
 /// `TE: trailers` is the only value that is passed on, and only to HTTP/2.
 fn keep_only_trailers(headers: &mut HeaderMap) {
     if !headers.contains_key(header::TE) {
         return;
     }
-    let trailers = tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case(b"trailers"));
+    let trailers = list_items(headers, &header::TE).any(|token| token.eq_ignore_ascii_case(b"trailers"));
     headers.remove(header::TE);
     if trailers {
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
@@ -210,4 +204,23 @@ fn drop_underscores(headers: &mut HeaderMap) -> u64 {
     let before = headers.len();
     names.iter().for_each(|name| drop(headers.remove(name)));
     u64::try_from(before - headers.len()).expect("a few headers")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An HTTP/2 request may have a path of the largest length that begins with its query.
+    #[test]
+    fn path_that_becomes_too_long_is_414() {
+        for (length, status) in [(65_533, None), (65_534, Some(StatusCode::URI_TOO_LONG))] {
+            let path = format!("?{}", "a".repeat(length - 1));
+            let uri = Uri::builder().scheme("http").authority("a").path_and_query(path).build();
+            let request = hyper::Request::get(uri.expect("valid")).version(Version::HTTP_2);
+            let (mut parts, ()) = request.body(()).expect("valid").into_parts();
+            let cleaned = clean(&mut parts, &[], &HeaderValue::from_static("a"), |_| false);
+            let got = cleaned.err().map(|error| error.response().status());
+            assert_eq!(got, status, "{length}");
+        }
+    }
 }

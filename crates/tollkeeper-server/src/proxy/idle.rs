@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Fires when a stream has made no progress for a given time. Progress only moves the deadline. The underlying timer is set once and moved when it fires early, because moving a
-/// timer costs more than reading the clock.
+/// Fires when a stream has made no progress for a given time. Progress only moves the deadline. The underlying timer is
+/// set once and moved when it fires early, because moving a timer costs more than reading the clock.
 #[derive(Debug)]
 pub struct IdleTimer {
     limit: Duration,

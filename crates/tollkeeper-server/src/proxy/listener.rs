@@ -47,15 +47,15 @@ impl Protocol for ProxyListener {
         let client = if address::is_trusted(peer.ip().to_canonical(), &active.http.trusted_proxies) {
             proxy_protocol::read(&mut stream).await.map_err(|error| error.to_string())
         } else {
-            Err("it is not in `http.trusted_proxies`".to_owned())
+            Err("a client must be in `http.trusted_proxies`".to_owned())
         };
         match client {
             Ok(client) => Some((stream, client.unwrap_or(peer))),
             Err(error) => {
                 self.0.closed.write(|before| {
                     tracing::warn!(
-                        "closed a connection of {peer}, because of `proxy.accept_proxy_protocol`: {error} ({before} more \
-                         since the last such line)"
+                        "closed a connection from {peer}: with `proxy.accept_proxy_protocol`, {error} ({before} more since \
+                         the last such line)"
                     );
                 });
                 None
@@ -72,7 +72,8 @@ impl Proxy {
     async fn serve(self: Arc<Proxy>, stream: impl Stream, peer: SocketAddr, mut seat: Seat) {
         let _counted = Counted::new(&self.counters, |counters| &counters.client_connections);
         let active = self.active.load_full();
-        let client = Arc::new(ClientConnection::new(peer, self.service.acceptor.is_tls(), seat.user()));
+        let (tls, counters) = (self.service.acceptor.is_tls(), Arc::clone(&self.counters));
+        let client = Arc::new(ClientConnection::new(peer, tls, seat.user(), counters));
         let stream = TokioIo::new(ClientStream::new(stream, Arc::clone(&client), &active.settings));
         let service = service_fn(|request| handle(Arc::clone(&self), Arc::clone(&client), request));
         let builder = builder(&active.settings);
@@ -95,7 +96,7 @@ impl Proxy {
                     break;
                 }
                 end = seat.end() => match end {
-                    End::MakeRoom if !client.user.is_busy() => return,
+                    End::MakeRoom if !client.is_busy() => return,
                     End::Stop if client.requests.load(Relaxed) == 0 => {
                         last_chance = Some(tokio::time::Instant::now() + FIRST_REQUEST);
                     }

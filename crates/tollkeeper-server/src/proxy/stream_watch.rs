@@ -29,7 +29,8 @@ pub struct ResponseProgress {
 }
 
 impl ResponseProgress {
-    /// That of the stream whose request is being handled; `None` in HTTP/1, where a blocked write shows a slow client.
+    /// The progress of the stream whose request is being handled; `None` over HTTP/1, where a blocked write shows a slow
+    /// client.
     pub fn current() -> Option<Arc<ResponseProgress>> {
         RESPONSE.try_with(Arc::clone).ok()
     }

@@ -10,9 +10,12 @@ use hyper::{StatusCode, Uri};
 
 use super::error::ProxyError;
 
+/// The longest path with its query that [`PathAndQuery`] can hold, in bytes.
+const MAX_PATH: usize = 65_534;
+
 /// The upstream of a proxy: `http://app:3000/base`, `https://app`, `unix:/run/app.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct UpstreamUrl {
     /// Its host and port, or its socket.
     pub location: Location,
     /// Whether connections use TLS.
@@ -32,10 +35,10 @@ pub enum Location {
     Unix(PathBuf),
 }
 
-impl FromStr for Target {
+impl FromStr for UpstreamUrl {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Target, String> {
+    fn from_str(text: &str) -> Result<UpstreamUrl, String> {
         const EXAMPLES: &str = "such as http://127.0.0.1:3000, https://app.internal or unix:/run/app.sock";
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -46,18 +49,18 @@ impl FromStr for Target {
             }
             let authority = Authority::from_static("localhost");
             let location = Location::Unix(PathBuf::from(path));
-            return Ok(Target { location, tls: false, authority, base: String::new() });
+            return Ok(UpstreamUrl { location, tls: false, authority, base: String::new() });
         }
         if text.contains('#') {
             return Err("remove the fragment (`#…`) from the URL".to_owned());
         }
-        let uri: Uri = text.parse().map_err(|_| format!("this is not a URL {EXAMPLES}"))?;
+        let uri: Uri = text.parse().map_err(|_| format!("not a URL ({EXAMPLES})"))?;
         let (tls, default_port) = match uri.scheme_str() {
             Some("http") => (false, 80),
             Some("https") => (true, 443),
-            _ => return Err(format!("the URL must begin with http://, https:// or unix:, {EXAMPLES}")),
+            _ => return Err(format!("the URL must begin with http://, https:// or unix: ({EXAMPLES})")),
         };
-        let authority = uri.authority().ok_or_else(|| format!("the URL has no host, {EXAMPLES}"))?.clone();
+        let authority = uri.authority().ok_or_else(|| format!("the URL has no host ({EXAMPLES})"))?.clone();
         if authority.as_str().contains('@') {
             return Err(
                 "remove the user name and password from the URL: the proxy does not send them".to_owned()
@@ -68,18 +71,18 @@ impl FromStr for Target {
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
         if host.is_empty() {
-            return Err(format!("the URL has no host, {EXAMPLES}"));
+            return Err(format!("the URL has no host ({EXAMPLES})"));
         }
         if authority.port().is_some() && authority.port_u16().is_none_or(|port| port == 0) {
             return Err("the port must be a number from 1 to 65535".to_owned());
         }
         let location = Location::Host(host, authority.port_u16().unwrap_or(default_port));
-        Ok(Target { location, tls, authority, base: uri.path().trim_end_matches('/').to_owned() })
+        Ok(UpstreamUrl { location, tls, authority, base: uri.path().trim_end_matches('/').to_owned() })
     }
 }
 
 /// Prints the URL.
-impl fmt::Display for Target {
+impl fmt::Display for UpstreamUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.location {
             Location::Unix(path) => write!(f, "unix:{}", path.display()),
@@ -90,17 +93,21 @@ impl fmt::Display for Target {
     }
 }
 
-impl Target {
+impl UpstreamUrl {
     /// The `Host` of requests to this upstream.
     pub fn host(&self) -> HeaderValue {
         HeaderValue::from_str(self.authority.as_str()).expect("an authority has only visible characters")
     }
 
     /// Refuses a path that could lead out of the prefix: one with `..` in any reading of it. Clients resolve `..` before
-    /// they send a path.
+    /// they send a path. Refuses one that is too long with the prefix, too.
     pub fn check(&self, requested: &Uri) -> Result<(), ProxyError> {
         if self.base.is_empty() {
             return Ok(());
+        }
+        let length = requested.path_and_query().map_or(1, |path| path.as_str().len());
+        if self.base.len() + length > MAX_PATH {
+            return Err(ProxyError::LONG_TARGET);
         }
         let mut path = requested.path().to_ascii_lowercase();
         for (encoded, plain) in [("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("\\", "/"), ("%3b", ";")] {
@@ -114,14 +121,14 @@ impl Target {
         Err(ProxyError::Request(StatusCode::BAD_REQUEST, detail))
     }
 
-    /// The path and query of a request, with the prefix of this upstream. `*`, the target of `OPTIONS`, stays.
+    /// The path and query of a checked request, with the prefix of this upstream. `*`, the target of `OPTIONS`, stays.
     pub fn path(&self, requested: &Uri) -> PathAndQuery {
         let path = requested.path_and_query().map_or("/", PathAndQuery::as_str);
         match requested.path_and_query() {
             Some(requested) if self.base.is_empty() || path == "*" => requested.clone(),
             _ => {
                 let path = format!("{}{path}", self.base);
-                path.parse().expect("two valid paths are a valid path")
+                path.parse().expect("two valid paths are a valid path, and its length was checked")
             }
         }
     }
@@ -140,7 +147,7 @@ mod tests {
             ("http://[::1]:8080/a/b", Location::Host("::1".into(), 8080), false, "/a/b"),
             ("unix:/run/app.sock", Location::Unix("/run/app.sock".into()), false, ""),
         ] {
-            let target: Target = url.parse().expect(url);
+            let target: UpstreamUrl = url.parse().expect(url);
             assert_eq!((&target.location, target.tls, target.base.as_str()), (&location, tls, base), "{url}");
             assert_eq!(target.to_string(), url);
         }
@@ -158,7 +165,7 @@ mod tests {
             ("http://app:0", "from 1 to 65535"),
             ("unix:run/app.sock", "absolute"),
         ] {
-            let error = url.parse::<Target>().expect_err(url);
+            let error = url.parse::<UpstreamUrl>().expect_err(url);
             assert!(error.contains(reason), "{url}: {error}");
             assert!(!error.contains("secret"), "{error}");
         }
@@ -167,7 +174,7 @@ mod tests {
     #[test]
     fn prefix_precedes_the_path() {
         let path = |base: &str, requested: &'static str| {
-            let target: Target = format!("http://app{base}").parse().expect("a URL");
+            let target: UpstreamUrl = format!("http://app{base}").parse().expect("a URL");
             target.path(&Uri::from_static(requested)).to_string()
         };
         assert_eq!(path("", "/a?b=c"), "/a?b=c");

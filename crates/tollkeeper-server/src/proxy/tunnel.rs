@@ -12,6 +12,9 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
 use tokio::time::{Instant, sleep_until};
+use tollkeeper::Span;
+
+use super::exchange::Exchange;
 
 /// Both ends of a tunnel, before the 101 has been sent.
 #[derive(Debug)]
@@ -22,6 +25,8 @@ pub struct Tunnel {
     pub upstream: OnUpgrade,
     /// How long no byte may pass in either direction.
     pub longest_pause: Duration,
+    /// Counts the bytes.
+    pub exchange: Arc<Exchange>,
 }
 
 impl Tunnel {
@@ -33,7 +38,8 @@ impl Tunnel {
         };
         let began = Instant::now();
         let last = Arc::new(AtomicU64::new(0));
-        let mut client = Watched { stream: TokioIo::new(client), began, last: Arc::clone(&last) };
+        let stream = TokioIo::new(client);
+        let mut client = Watched { stream, began, last: Arc::clone(&last), exchange: self.exchange };
         let mut upstream = TokioIo::new(upstream);
         let silence = async {
             loop {
@@ -49,18 +55,21 @@ impl Tunnel {
                 Ok((sent, received)) => tracing::debug!("a tunnel ended: {sent} bytes sent, {received} bytes received"),
                 Err(error) => tracing::debug!("a tunnel failed: {error}"),
             },
-            () = silence => tracing::debug!("closed an idle tunnel: no byte for {:?}", self.longest_pause),
+            () = silence => {
+                tracing::debug!("closed an idle tunnel: no byte for {}", Span::from(self.longest_pause));
+            }
         }
         drop(held);
     }
 }
 
-/// A stream that notes when bytes pass in either direction.
+/// The stream of the client. It counts the bytes of both directions, and notes when they pass.
 struct Watched<S> {
     stream: S,
     began: Instant,
     /// In milliseconds since `began`.
     last: Arc<AtomicU64>,
+    exchange: Arc<Exchange>,
 }
 
 impl<S> Watched<S> {
@@ -76,9 +85,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         if read.is_ready() {
             self.note();
+            self.exchange.uploaded(buffer.filled().len() - before);
         }
         read
     }
@@ -91,8 +102,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        if written.is_ready() {
+        if let Poll::Ready(written) = &written {
             self.note();
+            self.exchange.downloaded(*written.as_ref().unwrap_or(&0));
         }
         written
     }

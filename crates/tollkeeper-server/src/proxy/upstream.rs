@@ -1,5 +1,6 @@
 //! Resolves the addresses of the upstream, ejects those that fail, and picks one for each request.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -9,19 +10,22 @@ use hyper::client::conn::TrySendError;
 use hyper::{Request, Response, body::Incoming};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tollkeeper::Span;
 use tollkeeper::config::{HealthSettings, ProxySettings};
 use tollkeeper_tower::random;
 
-use super::connect::{Connector, Endpoint};
+use super::connect::{Connector, Endpoint, Opened};
 use super::counters::{Counted, Counters};
 use super::error::UpstreamError;
 use super::pool::{Pool, Sender};
-use super::target::{Location, Target};
+use super::target::{Location, UpstreamUrl};
 use super::upload::LimitedUpload;
 use crate::telemetry::metrics::DurationHistogram;
 
 /// How often the name of the upstream is resolved, and expired idle connections are closed.
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
+/// How long resolving may take.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The shortest time between two attempts to resolve, when connections fail.
 const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -29,7 +33,7 @@ const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Upstream {
     resolver: Resolver,
-    addresses: ArcSwap<Vec<Arc<Address>>>,
+    addresses: ArcSwap<Vec<Arc<UpstreamAddress>>>,
     connector: Connector,
     counters: Arc<Counters>,
     /// Notified when a connection failed: the name may have other addresses by now.
@@ -51,24 +55,28 @@ pub enum Resolver {
 
 impl Resolver {
     /// The resolver for an upstream.
-    pub fn of(target: &Target) -> Resolver {
+    pub fn of(target: &UpstreamUrl) -> Resolver {
         match &target.location {
             Location::Host(host, port) => Resolver::Dns(host.clone(), *port),
             Location::Unix(path) => Resolver::Fixed(Endpoint::Unix(path.clone())),
         }
     }
 
-    async fn resolve(&self) -> std::io::Result<Vec<Endpoint>> {
+    /// The name that is resolved, for messages.
+    fn host(&self) -> String {
+        match self {
+            Resolver::Dns(host, _) => host.clone(),
+            Resolver::Fixed(endpoint) => endpoint.to_string(),
+            #[cfg(test)]
+            Resolver::List(_) => "list".to_owned(),
+        }
+    }
+
+    async fn resolve(&self) -> io::Result<Vec<Endpoint>> {
         match self {
             Resolver::Dns(host, port) => {
                 let found = tokio::net::lookup_host((host.as_str(), *port)).await?;
-                let mut endpoints: Vec<Endpoint> = Vec::new();
-                for endpoint in found.map(Endpoint::Tcp) {
-                    if !endpoints.contains(&endpoint) {
-                        endpoints.push(endpoint);
-                    }
-                }
-                Ok(endpoints)
+                Ok(found.map(Endpoint::Tcp).collect())
             }
             Resolver::Fixed(endpoint) => Ok(vec![endpoint.clone()]),
             #[cfg(test)]
@@ -79,7 +87,7 @@ impl Resolver {
 
 /// An address of the upstream, with its own pool and health.
 #[derive(Debug)]
-pub struct Address {
+pub struct UpstreamAddress {
     endpoint: Endpoint,
     /// As it is shown in metrics and logs.
     pub label: Arc<str>,
@@ -95,10 +103,10 @@ pub struct Address {
     counters: Arc<Counters>,
 }
 
-impl Address {
-    fn new(endpoint: Endpoint, counters: &Arc<Counters>) -> Address {
+impl UpstreamAddress {
+    fn new(endpoint: Endpoint, counters: &Arc<Counters>) -> UpstreamAddress {
         let label: Arc<str> = endpoint.to_string().into();
-        Address {
+        UpstreamAddress {
             endpoint,
             durations: counters.durations_of(&label),
             label,
@@ -136,26 +144,27 @@ impl Upstream {
 
     /// Resolves the name now. Addresses that stay keep their connections and their health.
     pub async fn resolve(&self) {
-        let found = match self.resolver.resolve().await {
+        let resolved = tokio::time::timeout(RESOLVE_TIMEOUT, self.resolver.resolve()).await;
+        let host = self.resolver.host();
+        let mut found = match resolved.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(found) if !found.is_empty() => found,
-            Ok(_) => {
-                return tracing::warn!(
-                    "the name of the upstream has no address; known addresses stay in use"
-                );
-            }
+            Ok(_) => return tracing::warn!("`{host}` has no address: known addresses stay in use"),
             Err(error) => {
-                return tracing::warn!("cannot resolve the upstream: {error}; known addresses stay in use");
+                return tracing::warn!("cannot resolve `{host}`: {error} (known addresses stay in use)");
             }
         };
+        // DNS servers rotate their answers.
+        found.sort();
+        found.dedup();
         let known = self.addresses.load_full();
         if known.iter().map(|address| &address.endpoint).eq(&found) {
             return;
         }
-        let addresses: Vec<Arc<Address>> = found
+        let addresses: Vec<Arc<UpstreamAddress>> = found
             .into_iter()
             .map(|endpoint| match known.iter().find(|address| address.endpoint == endpoint) {
                 Some(address) => Arc::clone(address),
-                None => Arc::new(Address::new(endpoint, &self.counters)),
+                None => Arc::new(UpstreamAddress::new(endpoint, &self.counters)),
             })
             .collect();
         let shown: Vec<&str> = addresses.iter().map(|address| &*address.label).collect();
@@ -182,20 +191,21 @@ impl Upstream {
     }
 
     /// The addresses that are in use.
-    pub fn addresses(&self) -> Arc<Vec<Arc<Address>>> {
+    pub fn addresses(&self) -> Arc<Vec<Arc<UpstreamAddress>>> {
         self.addresses.load_full()
     }
 
     /// The less busy of two random addresses that are not ejected, and if possible not the one that has just failed.
-    pub fn pick(&self, failed: Option<&Arc<Address>>) -> Option<Arc<Address>> {
+    pub fn pick(&self, failed: Option<&Arc<UpstreamAddress>>) -> Option<Arc<UpstreamAddress>> {
         let addresses = self.addresses.load();
         if let [only] = addresses.as_slice() {
             return Some(Arc::clone(only));
         }
         let now = self.now();
-        let has_failed = |address: &Arc<Address>| failed.is_some_and(|failed| Arc::ptr_eq(failed, address));
-        let is_usable = |address: &&Arc<Address>| !is_ejected(address, now) && !has_failed(address);
-        let usable: Vec<&Arc<Address>> = addresses.iter().filter(is_usable).collect();
+        let has_failed =
+            |address: &Arc<UpstreamAddress>| failed.is_some_and(|failed| Arc::ptr_eq(failed, address));
+        let is_usable = |address: &&Arc<UpstreamAddress>| !is_ejected(address, now) && !has_failed(address);
+        let usable: Vec<&Arc<UpstreamAddress>> = addresses.iter().filter(is_usable).collect();
         let candidates = if usable.is_empty() { addresses.iter().collect() } else { usable };
         // `None` if there is nothing to draw from.
         let draw = |count: usize| {
@@ -210,23 +220,26 @@ impl Upstream {
         Some(Arc::clone(candidates[less_busy]))
     }
 
-    /// A connection to an address: an idle one, unless only a new one will do.
+    /// A connection to an address: an idle one, if there is one that will do.
     pub async fn connect(
         &self,
-        address: &Arc<Address>,
-        only_new: bool,
+        address: &Arc<UpstreamAddress>,
+        wanted: WantedConnection,
         settings: &ProxySettings,
-    ) -> Result<Call, UpstreamError> {
+    ) -> Result<UpstreamCall, UpstreamError> {
         let counted = Counted::new(&self.counters, |counters| &counters.in_flight);
         address.in_flight.fetch_add(1, Relaxed);
-        let mut call = Call { sender: None, reused: true, address: Arc::clone(address), _counted: counted };
-        while !only_new && let Some(mut sender) = address.pool.take() {
+        let mut call =
+            UpstreamCall { sender: None, reused: true, address: Arc::clone(address), _counted: counted };
+        while !wanted.only_new
+            && let Some(mut sender) = address.pool.take(wanted.only_http1, settings.idle_timeout)
+        {
             // The connection becomes ready when the end of the last response has been processed. One whose upstream has
             // responded without reading the whole request never does.
             let ready = async {
                 match &mut sender {
                     Sender::Http1(sender) => sender.ready().await,
-                    Sender::Http2(sender) => sender.ready().await,
+                    Sender::Http2(shared) => shared.sender.ready().await,
                 }
             };
             if let Ok(Ok(())) = tokio::time::timeout(settings.connect_timeout, ready).await {
@@ -235,20 +248,16 @@ impl Upstream {
             }
         }
         call.reused = false;
-        let sender = self
-            .connector
-            .open(&address.endpoint, settings)
-            .await
-            .inspect_err(|_| self.stale.notify_one())?;
-        if let Sender::Http2(sender) = &sender {
-            address.pool.share(sender.clone());
-        }
-        call.sender = Some(sender);
+        let opened = self.connector.open(&address.endpoint, settings, wanted.only_http1).await;
+        call.sender = Some(match opened.inspect_err(|_| self.stale.notify_one())? {
+            Opened::Http1(sender) => Sender::Http1(sender),
+            Opened::Http2(sender) => Sender::Http2(address.pool.share(sender, settings.idle_timeout)),
+        });
         Ok(call)
     }
 
     /// Notes that an address has answered.
-    pub fn succeeded(&self, address: &Address, took: Duration) {
+    pub fn succeeded(&self, address: &UpstreamAddress, took: Duration) {
         address.durations.record(took);
         if address.failures.load(Relaxed) != 0 {
             address.failures.store(0, Relaxed);
@@ -256,7 +265,7 @@ impl Upstream {
     }
 
     /// Notes that an address has failed, and ejects it after too many failures, unless half of them are ejected already.
-    pub fn failed(&self, address: &Address, error: UpstreamError, health: &HealthSettings) {
+    pub fn failed(&self, address: &UpstreamAddress, error: UpstreamError, health: &HealthSettings) {
         self.counters.failed(error);
         address.errors.fetch_add(1, Relaxed);
         let failures = address.failures.fetch_add(1, Relaxed).saturating_add(1);
@@ -272,18 +281,18 @@ impl Upstream {
         address.failures.store(0, Relaxed);
         self.counters.ejected.store(u64::try_from(self.ejected().count()).unwrap_or(0), Relaxed);
         tracing::warn!(
-            "ejected the upstream address {} for {:?} after {failures} failures in a row",
+            "ejected the upstream address {} for {} after {failures} failures in a row",
             address.label,
-            Duration::from_millis(jittered)
+            Span::from(Duration::from_millis(jittered))
         );
     }
 
     /// Whether an address is ejected.
-    pub fn is_ejected(&self, address: &Address) -> bool {
+    pub fn is_ejected(&self, address: &UpstreamAddress) -> bool {
         is_ejected(address, self.now())
     }
 
-    fn ejected(&self) -> impl Iterator<Item = Arc<Address>> {
+    fn ejected(&self) -> impl Iterator<Item = Arc<UpstreamAddress>> {
         let now = self.now();
         let addresses = self.addresses.load_full();
         let ejected: Vec<_> = addresses.iter().filter(|address| is_ejected(address, now)).cloned().collect();
@@ -295,23 +304,32 @@ impl Upstream {
     }
 }
 
-fn is_ejected(address: &Address, now: u64) -> bool {
+fn is_ejected(address: &UpstreamAddress, now: u64) -> bool {
     address.ejected_until.load(Relaxed) > now
+}
+
+/// Which connections a request can use.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WantedConnection {
+    /// Not one that has carried a request.
+    pub only_new: bool,
+    /// Not HTTP/2, over which no connection can be upgraded.
+    pub only_http1: bool,
 }
 
 /// A connection that carries one request. If this is dropped before the response has ended, the connection is closed.
 #[derive(Debug)]
-pub struct Call {
+pub struct UpstreamCall {
     sender: Option<Sender>,
     /// Whether the connection had carried a request before.
     pub reused: bool,
-    address: Arc<Address>,
+    address: Arc<UpstreamAddress>,
     _counted: Counted,
 }
 
-impl Call {
+impl UpstreamCall {
     /// The address that the connection leads to.
-    pub fn address(&self) -> &Arc<Address> {
+    pub fn address(&self) -> &Arc<UpstreamAddress> {
         &self.address
     }
 
@@ -327,7 +345,14 @@ impl Call {
     ) -> Result<Response<Incoming>, TrySendError<Request<LimitedUpload>>> {
         match self.sender.as_mut().expect("a call has a connection until it ends") {
             Sender::Http1(sender) => sender.try_send_request(request).await,
-            Sender::Http2(sender) => sender.try_send_request(request).await,
+            Sender::Http2(shared) => shared.sender.try_send_request(request).await,
+        }
+    }
+
+    /// Uses no longer an HTTP/2 connection on which a request has failed: it may be dead. Requests that share it go on.
+    pub fn forget_connection(&self) {
+        if let Some(Sender::Http2(shared)) = &self.sender {
+            self.address.pool.forget(shared);
         }
     }
 
@@ -339,7 +364,7 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for UpstreamCall {
     fn drop(&mut self) {
         self.address.in_flight.fetch_sub(1, Relaxed);
     }

@@ -180,8 +180,9 @@ impl<P: Protocol> Door<P> {
         let name = P::TRANSPORT.name();
         let most = self.protocol.most_connections();
         if self.room.open(P::TRANSPORT) >= most {
-            drop(stream);
+            // Counted before the client sees the end of its connection.
             self.refuse(&format!("all {most} are in use (raise `{name}.max_connections`)"));
+            drop(stream);
             return Ok(());
         }
         let Ok(Entered { seat, evicted }) = self.room.enter(P::TRANSPORT, &self.unstopped).await else {
@@ -198,8 +199,8 @@ impl<P: Protocol> Door<P> {
         }
         // Responses are small and written at once: Nagle's algorithm would only delay them.
         let _ = stream.set_nodelay(true);
-        counts.open.fetch_add(1, Relaxed);
-        tokio::spawn(handshake(stream, peer, Arc::clone(&self.service), self.protocol.clone(), seat));
+        let open = OpenConnection::new(&self.service, P::TRANSPORT);
+        tokio::spawn(handshake(stream, peer, open, self.protocol.clone(), seat));
         Ok(())
     }
 
@@ -214,17 +215,36 @@ impl<P: Protocol> Door<P> {
     }
 }
 
+/// Counts a connection as open until this is dropped, even if serving it panics.
+struct OpenConnection {
+    service: Arc<Service>,
+    transport: Transport,
+}
+
+impl OpenConnection {
+    fn new(service: &Arc<Service>, transport: Transport) -> OpenConnection {
+        service.metrics.connections(transport).open.fetch_add(1, Relaxed);
+        OpenConnection { service: Arc::clone(service), transport }
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.service.metrics.connections(self.transport).open.fetch_sub(1, Relaxed);
+    }
+}
+
 /// Negotiates TLS, if it is configured, then serves the connection.
 async fn handshake<P: Protocol>(
     stream: TcpStream,
     peer: SocketAddr,
-    service: Arc<Service>,
+    open: OpenConnection,
     protocol: P,
     seat: Seat,
 ) {
     let accepted = async {
         let (stream, peer) = protocol.prepare(stream, peer).await?;
-        Some((service.acceptor.accept(stream, P::ALPN).await, peer))
+        Some((open.service.acceptor.accept(stream, P::ALPN).await, peer))
     };
     let accepted = tokio::select! {
         biased;
@@ -232,9 +252,7 @@ async fn handshake<P: Protocol>(
         () = seat.needed() => None,
     };
     let Some((accepted, peer)) = accepted else {
-        tracing::debug!("a connection ended before its first request");
-        service.metrics.connections(P::TRANSPORT).open.fetch_sub(1, Relaxed);
-        return;
+        return tracing::debug!("a connection ended before its first request");
     };
     match accepted {
         Ok(tls::Stream::Plain(stream)) => protocol.serve(stream, peer, seat).await,
@@ -242,7 +260,6 @@ async fn handshake<P: Protocol>(
         Ok(tls::Stream::Tls(stream)) => Box::pin(protocol.serve(stream, peer, seat)).await,
         Err(error) => tracing::debug!("a TLS handshake failed: {error}"),
     }
-    service.metrics.connections(P::TRANSPORT).open.fetch_sub(1, Relaxed);
 }
 
 #[cfg(test)]
@@ -306,6 +323,30 @@ mod tests {
         get_healthz(&mut busy).await;
         get_healthz(&mut new).await;
         assert_eq!(service.metrics.connections(Transport::Http).evicted.load(Relaxed), 1);
+    }
+
+    /// A protocol that fails on every connection.
+    #[derive(Clone)]
+    struct Panics;
+
+    impl Protocol for Panics {
+        const TRANSPORT: Transport = Transport::Http;
+
+        async fn serve(self, _: impl Stream, _: SocketAddr, _: Seat) {
+            panic!("expected by the test");
+        }
+    }
+
+    #[tokio::test]
+    async fn connection_that_panics_is_not_counted_as_open() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = service();
+        let room = Room::new(2, &[Transport::Http]);
+        let connections = Connections::accept(listener, room, Arc::clone(&service), Panics);
+        closed(TcpStream::connect(address).await.unwrap()).await;
+        assert_eq!(connections.close(Duration::from_secs(60)).await, 0);
+        assert_eq!(service.metrics.connections(Transport::Http).open.load(Relaxed), 0);
     }
 
     #[tokio::test]

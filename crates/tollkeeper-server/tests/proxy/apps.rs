@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use tollkeeper_tests::languages::{self, Killed, run};
@@ -17,16 +17,18 @@ fn copy(name: &str, to: &Path) {
     fs::copy(from, to.join(name)).unwrap();
 }
 
-/// The Express application, and the port it listens on.
-fn express() -> (Killed, u16) {
-    let folder = languages::node("proxy-node", &["express@5", "ws@8"]);
+/// The Express application, the port it listens on, and the folder of its files: one for each test.
+fn express(test: &str) -> (Killed, u16, PathBuf) {
+    // Below the folder with the packages, so that Node finds them.
+    let folder = languages::node("proxy-node", &["express@5", "ws@8"]).join(test);
+    fs::create_dir_all(&folder).unwrap();
     copy("app.mjs", &folder);
     copy("client.mjs", &folder);
     let mut node =
         Killed::start(Command::new("node").arg("app.mjs").current_dir(&folder).stdout(Stdio::piped()));
     let mut line = String::new();
     BufReader::new(node.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    (node, line.trim().parse().unwrap())
+    (node, line.trim().parse().unwrap(), folder)
 }
 
 /// Reads from a chunked response until this text has arrived.
@@ -42,7 +44,7 @@ fn read_until(client: &mut Client, text: &str) {
 
 #[test]
 fn express_streams_events_and_bodies() {
-    let (_app, port) = express();
+    let (_app, port, _) = express("streams");
     let proxy = Proxy::start(&format!("http://127.0.0.1:{port}"), UNLIMITED, &[]);
     let mut client = proxy.client();
     let hello = client.request("GET", "/hello", "");
@@ -71,10 +73,9 @@ fn express_streams_events_and_bodies() {
 
 #[test]
 fn websockets_of_ws_pass_and_are_limited() {
-    let (_app, port) = express();
+    let (_app, port, folder) = express("sockets");
     let config = "limits: [{ name: sockets, algorithm: concurrency, limit: 1 }]\n";
     let proxy = Proxy::start(&format!("http://127.0.0.1:{port}"), config, &[]);
-    let folder = languages::folder("proxy-node");
     let talk = || {
         run(Command::new("node")
             .args(["client.mjs", &format!("ws://{}/", proxy.address)])

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::sync::{Arc, Mutex};
 
-use hyper::Request;
+use hyper::{HeaderMap, Request};
 use serde_json::Value;
 use tollkeeper::config::{Config, Format};
+use tollkeeper_tower::address::Client;
 use tollkeeper_tower::facts::{PartialFacts, Reader};
 
 use crate::Proxy;
-use crate::support::{Client, Folder, eventually};
+use crate::support::{self, Folder, eventually};
 use crate::upstream::{Upstream, read_request};
 
 const HEADS: usize = 100_000;
@@ -18,7 +19,7 @@ const WORKERS: usize = 8;
 
 /// Limits that need every kind of fact. All of them admit everything.
 const CONFIG: &str = "http:\n  routes: [/login, '/users/{id}', '/api/*']\nproxy: { max_connections: 1000 }\nlimits:\n  \
-                      - { name: number, by: header.x-n, rate: 1000000/s }\n  \
+                      - { name: number, by: [header.x-n, ip], rate: 1000000/s }\n  \
                       - { name: target, by: [host, path, route, method], rate: 1000000/s }\n  \
                       - { name: parts, by: [query.q, cookie.c, header.x-k], rate: 1000000/s, mode: shadow }\n";
 
@@ -63,7 +64,12 @@ fn head(random: &mut Random, number: usize) -> String {
     };
     let version = if random.below(10) == 0 { "1.0" } else { "1.1" };
     let mut text = format!("{method} {target} HTTP/{version}\r\nx-n: {number}\r\n");
-    for _ in 0..[1, 1, 1, 1, 1, 0, 2][random.below(7)] {
+    let hosts = match random.below(50) {
+        0 => 0,
+        1 => 2,
+        _ => 1,
+    };
+    for _ in 0..hosts {
         text.push_str(&format!(
             "{}: {}\r\n",
             random.of(&["host", "Host", "HOST"]),
@@ -85,6 +91,8 @@ fn head(random: &mut Random, number: usize) -> String {
             "cookie: b=2; c=3\r\n",
             "cookie: c=\"4\"\r\n",
             "Cookie: c=%35\r\n",
+            "x-forwarded-for: 192.0.2.7\r\n",
+            "X-Forwarded-For: 192.0.2.7, 192.0.2.8\r\n",
             "x-forwarded-host: z\r\n",
             "x_forwarded_host: y\r\n",
             "te: trailers\r\n",
@@ -124,7 +132,10 @@ impl FactReader {
         }
         let (parts, ()) = request.body(()).unwrap().into_parts();
         let mut partial = PartialFacts::default();
-        self.reader.head(&parts, None, None, &mut partial);
+        // The upstream trusts the proxy, which says who the client is.
+        let client = parts.headers["x-forwarded-for"].to_str().unwrap().parse().unwrap();
+        let client = Client::of(client, &HeaderMap::new(), &self.config.http);
+        self.reader.head(&parts, Some(client), None, &mut partial);
         let complete =
             partial.complete(&self.config.policy).expect("an ambiguous request was refused before");
         complete
@@ -153,20 +164,29 @@ fn limits_see_what_the_upstream_receives() {
     let folder = Folder::new();
     let log = folder.path().join("access.log");
     let proxy = Proxy::start(&upstream.url(), CONFIG, &["--access-log", log.to_str().unwrap()]);
+    // How many heads got each status; 0 if the connection was closed without a response.
+    let statuses: Mutex<BTreeMap<u16, usize>> = Mutex::default();
     std::thread::scope(|scope| {
         for worker in 0..WORKERS {
-            let proxy = &proxy;
+            let (proxy, statuses) = (&proxy, &statuses);
             scope.spawn(move || {
                 let mut random = Random(worker as u64 + 1);
-                let mut kept: Option<Client> = None;
+                let mut kept: Option<support::Client> = None;
                 for number in (worker..HEADS).step_by(WORKERS) {
                     let mut client = kept.take().unwrap_or_else(|| proxy.client());
-                    client.send(head(&mut random, number).as_bytes());
-                    let Some(mut answer) = client.try_answer() else { continue };
+                    let head = head(&mut random, number);
+                    client.send(head.as_bytes());
+                    let Some(mut answer) = client.try_answer() else {
+                        *statuses.lock().unwrap().entry(0).or_default() += 1;
+                        continue;
+                    };
                     while answer.status == 100 {
                         answer = client.answer();
                     }
-                    let closes = answer.status == 400 || answer.header("connection") == Some("close");
+                    *statuses.lock().unwrap().entry(answer.status).or_default() += 1;
+                    let closes = answer.status == 400
+                        || answer.header("connection") == Some("close")
+                        || head.contains(" HTTP/1.0\r\n");
                     kept = Some(client).filter(|_| !closes && answer.status < 500);
                 }
             });
@@ -193,6 +213,11 @@ fn limits_see_what_the_upstream_receives() {
         assert_eq!(&limits, &received[&limits["header.x-n"]], "{line}");
         compared += 1;
     }
-    println!("{compared} of {HEADS} random heads were forwarded, all with the facts that the limits saw");
-    assert!(compared > HEADS / 4, "{compared}");
+    let statuses = statuses.into_inner().unwrap();
+    println!(
+        "{compared} of {HEADS} random heads were forwarded, all with the facts that the limits saw: {statuses:?}"
+    );
+    assert_eq!(statuses.values().sum::<usize>(), HEADS);
+    assert_eq!(statuses.get(&200), Some(&compared), "only refused heads are not compared: {statuses:?}");
+    assert!(compared >= HEADS / 10 * 9, "{statuses:?}");
 }

@@ -1,12 +1,13 @@
 //! Clients that speak HTTP/2, with a library that can send anything.
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Barrier};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
 use hyper::{HeaderMap, Method, Request, Uri, Version};
 
-use crate::support::PATIENCE;
+use crate::support::{PATIENCE, eventually};
 use crate::upstream::{Upstream, shown};
 use crate::{Proxy, UNLIMITED};
 
@@ -163,10 +164,17 @@ async fn trailers_pass_to_an_http2_upstream_and_back() {
 
 /// The client never makes room for a response: no write blocks, and nothing is read.
 #[tokio::test]
-async fn closed_window_holds_no_place_forever() {
-    let upstream = Upstream::answering(|_| {
-        let large = format!("HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n{}", "x".repeat(200_000));
-        large.into_bytes()
+async fn closed_window_holds_no_slot_forever() {
+    let release = Arc::new(Barrier::new(2));
+    let upstream = Upstream::answering({
+        let release = Arc::clone(&release);
+        move |request| {
+            if request.starts_with(b"GET /wait") {
+                release.wait();
+            }
+            let large = format!("HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n{}", "x".repeat(200_000));
+            large.into_bytes()
+        }
     });
     let config = format!("proxy: {{ body_idle_timeout: 200ms, concurrency: {{ max: 2 }} }}\n{UNLIMITED}");
     let proxy = Proxy::start(&upstream.url(), &config, &[]);
@@ -185,7 +193,119 @@ async fn closed_window_holds_no_place_forever() {
         let reset = data.unwrap().unwrap_err();
         assert_eq!(reset.reason(), Some(h2::Reason::CANCEL));
     }
-    assert_eq!(proxy.client().request("GET", "/x", "").status, 200, "both places are free");
+    let mut waits = proxy.client();
+    waits.send(b"GET /wait HTTP/1.1\r\nhost: a\r\n\r\n");
+    eventually("one slot is free", || upstream.count() == 3);
+    assert_eq!(proxy.client().request("GET", "/x", "").status, 200, "the other slot is free");
+    release.wait();
+    assert_eq!(waits.answer().status, 200);
+}
+
+/// After the head, an error can only be shown by resetting the stream. The connection stays usable.
+#[tokio::test(flavor = "multi_thread")]
+async fn response_that_ends_early_resets_the_stream() {
+    let upstream = Upstream::answering(|request| match request.starts_with(b"GET /half") {
+        true => b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\nzz".to_vec(),
+        false => b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_vec(),
+    });
+    let proxy = Proxy::start(&upstream.url(), UNLIMITED, &[]);
+    let mut client = connect(proxy.address).await;
+    let request = Request::get("http://a/half").body(()).unwrap();
+    let response = client.send_request(request, true).unwrap().0.await.unwrap();
+    assert_eq!(response.status(), 200);
+    let mut body = response.into_body();
+    let error = loop {
+        match body.data().await.expect("the body does not end as if it were complete") {
+            Ok(data) => assert_eq!(data, "half"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_reset(), "{error}");
+    let request = Request::get("http://a/x").body(()).unwrap();
+    assert_eq!(client.send_request(request, true).unwrap().0.await.unwrap().status(), 200);
+}
+
+/// The first connection to the upstream is dead: it is open, and nothing answers on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_http2_connection_is_not_used_again() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut is_dead = true;
+        while let Ok((stream, _)) = listener.accept().await {
+            let mut connection = h2::server::handshake(stream).await.unwrap();
+            let answers = !std::mem::take(&mut is_dead);
+            tokio::spawn(async move {
+                let mut unanswered = Vec::new();
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    match answers {
+                        true => drop(respond.send_response(hyper::Response::new(()), true).unwrap()),
+                        false => unanswered.push(respond),
+                    }
+                }
+            });
+        }
+    });
+    let config = format!("{UNLIMITED}proxy: {{ upstream_protocol: http2, timeout: 300ms }}\n");
+    let proxy = Proxy::start(&format!("http://{address}"), &config, &[]);
+    let mut client = proxy.client();
+    assert_eq!(client.request("GET", "/x", "").status, 504);
+    assert_eq!(client.request("GET", "/x", "").status, 200);
+}
+
+/// The preface of HTTP/2 in two packets: the connection is not a slow head.
+#[tokio::test]
+async fn split_preface_is_not_a_slow_head() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    let upstream = Upstream::ok();
+    let config = format!("proxy: {{ header_timeout: 300ms, idle_timeout: 1h }}\n{UNLIMITED}");
+    let proxy = Proxy::start(&upstream.url(), &config, &[]);
+    let mut client = tokio::net::TcpStream::connect(proxy.address).await.unwrap();
+    client.set_nodelay(true).unwrap();
+    client.write_all(b"PRI * HTT").await.unwrap();
+    // The first part has been read when a later connection was served.
+    assert_eq!(proxy.client().request("GET", "/x", "").status, 200);
+    client.write_all(b"P/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    // A head that began later takes too long.
+    let mut slow = tokio::net::TcpStream::connect(proxy.address).await.unwrap();
+    slow.write_all(b"GET /x").await.unwrap();
+    let _ = slow.read_to_end(&mut Vec::new()).await;
+    // HEADERS: GET, http, /, :authority a.
+    client.write_all(&[0, 0, 6, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 0x84, 0x41, 1, b'a']).await.unwrap();
+    let mut received = Vec::new();
+    while !received.ends_with(b"ok") {
+        let count = client.read_buf(&mut received).await.unwrap();
+        assert!(count > 0, "the connection was closed: {}", received.escape_ascii());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn active_connections_are_not_requests() {
+    let release = Arc::new(Barrier::new(3));
+    let upstream = Upstream::answering({
+        let release = Arc::clone(&release);
+        move |_| {
+            release.wait();
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_vec()
+        }
+    });
+    let proxy = Proxy::start(&upstream.url(), UNLIMITED, &[]);
+    let mut client = connect(proxy.address).await;
+    let mut send = || {
+        let request = Request::get("http://a/x").body(()).unwrap();
+        client.send_request(request, true).unwrap().0
+    };
+    let responses = [send(), send()];
+    eventually("both requests arrive", || upstream.count() == 2);
+    let connections =
+        |state| proxy.metric(&format!("tollkeeper_proxy_connections{{side=\"client\",state=\"{state}\"}}"));
+    assert_eq!((connections("active"), connections("idle")), (1.0, 0.0));
+    release.wait();
+    for response in responses {
+        assert_eq!(response.await.unwrap().status(), 200);
+    }
+    eventually("the connection is idle", || (connections("active"), connections("idle")) == (0.0, 1.0));
 }
 
 /// Rapid Reset (CVE-2023-44487): streams that are opened and reset at once.

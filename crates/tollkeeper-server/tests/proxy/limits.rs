@@ -4,6 +4,8 @@ use std::io::{Read as _, Write as _};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 
+use tollkeeper_core::digest::{hex, sha256};
+
 use crate::Proxy;
 use crate::support::eventually;
 use crate::upstream::{Upstream, read_request};
@@ -165,17 +167,70 @@ fn tunnel_holds_a_slot_until_it_is_closed() {
     eventually("the slot of a closed tunnel is free", || open().1 == 101);
 }
 
+/// An upstream that switches to this protocol, with this header.
+fn switching(upgrade: &'static str, header: &'static str) -> Upstream {
+    Upstream::answering(move |_| {
+        let head = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade";
+        format!("{head}\r\nupgrade: {upgrade}\r\n{header}\r\n\r\n").into_bytes()
+    })
+}
+
 #[test]
-fn client_that_leaves_does_not_delay_the_next() {
-    let upstream = Upstream::ok();
-    let config = "limits: [{ name: slow, algorithm: leaky-bucket, rate: 10/s, burst: 100 }]\n";
+fn upgrade_response_has_only_our_rate_limits() {
+    let upgrade = b"GET /x HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    let config = "headers: []\nlimits: [{ name: day, rate: 20/day }]\n";
+    let upstream = switching("WebSocket", "x-ratelimit-limit: 7");
     let proxy = Proxy::start(&upstream.url(), config, &[]);
-    for _ in 0..5 {
-        proxy.client().send(b"GET /left HTTP/1.1\r\nhost: a\r\n\r\n");
-    }
+    let mut client = proxy.client();
+    client.send(upgrade);
+    let answer = client.try_head().unwrap();
+    assert_eq!((answer.status, answer.header("upgrade")), (101, Some("websocket")), "{answer:?}");
+    assert_eq!(answer.header("x-ratelimit-limit"), None, "{answer:?}");
+    // A protocol that the client did not ask for.
+    let upstream = switching("h2c", "x-a: b");
+    let proxy = Proxy::start(&upstream.url(), config, &[]);
+    let mut client = proxy.client();
+    client.send(upgrade);
+    assert_eq!(client.answer().status, 502);
+}
+
+/// A delay that is longer than `timeout` is a refusal, and charges nothing: the next delay would not be shorter either.
+#[test]
+fn delay_above_the_timeout_is_refused() {
+    let upstream = Upstream::ok();
+    let config =
+        "limits: [{ name: slow, algorithm: leaky-bucket, rate: 1/h, burst: 10 }]\nproxy: { timeout: 5s }\n";
+    let proxy = Proxy::start(&upstream.url(), config, &[]);
     let mut client = proxy.client();
     assert_eq!(client.request("GET", "/x", "").status, 200);
-    assert!(upstream.take().iter().any(|request| request.starts_with(b"GET /x")));
+    for _ in 0..3 {
+        let answer = client.request("GET", "/x", "");
+        let retry: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+        assert_eq!(answer.status, 429, "{answer:?}");
+        // Each that was charged would add an hour.
+        assert!((3_000..=3_600 * 11 / 10).contains(&retry), "{answer:?}");
+    }
+    assert_eq!(upstream.count(), 1);
+}
+
+#[test]
+fn concurrency_is_reloaded() {
+    let release = Arc::new(Barrier::new(2));
+    let upstream = waiting(&release);
+    let config = |max: u32| {
+        format!("limits: [{{ name: day, rate: 1000/day }}]\nproxy: {{ concurrency: {{ max: {max} }} }}\n")
+    };
+    let proxy = Proxy::start(&upstream.url(), &config(1), &[]);
+    let mut held = proxy.client();
+    held.send(b"GET /wait HTTP/1.1\r\nhost: a\r\n\r\n");
+    eventually("the request arrives", || upstream.count() == 1);
+    let mut client = proxy.client();
+    assert_eq!(client.request("GET", "/x", "").status, 503);
+    proxy.folder.write("tollkeeper.yaml", &config(2));
+    proxy.api.signal("HUP");
+    eventually("there is a second slot", || client.request("GET", "/x", "").status == 200);
+    release.wait();
+    assert_eq!(held.answer().status, 200);
 }
 
 #[test]
@@ -195,7 +250,7 @@ fn requests_beyond_the_concurrency_are_shed_and_refunded() {
     }
     release.wait();
     assert_eq!(held.answer().status, 200);
-    eventually("the place is free", || proxy.metric("tollkeeper_proxy_in_flight") == 0.0);
+    eventually("the slot is free", || proxy.metric("tollkeeper_proxy_in_flight") == 0.0);
     let statuses: Vec<u16> = (0..3).map(|_| other.request("GET", "/x", "").status).collect();
     assert_eq!(statuses, [200, 200, 429], "what was shed is not charged");
     assert_eq!(proxy.metric("tollkeeper_proxy_shed_total{priority=\"normal\"}"), 10.0);
@@ -219,8 +274,29 @@ fn low_priority_is_shed_first() {
     assert_eq!(held.answer().status, 200);
 }
 
+/// A client can neither remove the header that its priority is read from, nor hide its priority in a second line.
 #[test]
-fn simultaneous_equal_requests_share_one_call() {
+fn clients_cannot_evade_a_low_priority() {
+    let release = Arc::new(Barrier::new(2));
+    let upstream = waiting(&release);
+    let config = "limits: [{ name: day, rate: 1000/day }]\nproxy: { concurrency: { max: 4, priority: header.x-class, \
+                  priorities: { high: 100%, normal: 75%, low: 25% } } }\n";
+    let proxy = Proxy::start(&upstream.url(), config, &[]);
+    let mut held = proxy.client();
+    held.send(b"GET /wait HTTP/1.1\r\nhost: a\r\n\r\n");
+    eventually("the request arrives", || upstream.count() == 1);
+    let mut client = proxy.client();
+    let mut status = |headers: &[&str]| client.request_with("GET", "/x", headers, b"").status;
+    assert_eq!(status(&[]), 200);
+    assert_eq!(status(&["x-class: low"]), 503);
+    assert_eq!(status(&["x-class: low", "connection: x-class"]), 503);
+    assert_eq!(status(&["x-class: low", "x-class: high"]), 503);
+    release.wait();
+    assert_eq!(held.answer().status, 200);
+}
+
+#[test]
+fn identical_requests_in_flight_share_one_call() {
     const CLIENTS: usize = 20;
     let release = Arc::new(Barrier::new(2));
     let upstream = waiting(&release);
@@ -247,6 +323,45 @@ fn simultaneous_equal_requests_share_one_call() {
     assert_eq!(proxy.metric("tollkeeper_proxy_shared_total{result=\"shared\"}"), (CLIENTS - 1) as f64);
     let refused = proxy.client().request("GET", "/wait", "");
     assert_eq!(refused.status, 429, "every follower was charged");
+}
+
+/// The header that a limit reads identifies a caller, also if it is not declared, and if the limit was set through the API.
+#[test]
+fn single_flight_does_not_mix_api_keys() {
+    let limit = "{ name: keys, by: header.x-api-key, rate: 20/day }";
+    for (from_file, put) in [(limit, None), ("", Some(limit))] {
+        let release = Arc::new(Barrier::new(3));
+        let upstream = Upstream::answering({
+            let release = Arc::clone(&release);
+            move |request| {
+                release.wait();
+                let text = String::from_utf8_lossy(request);
+                let key = text.lines().find_map(|line| line.strip_prefix("x-api-key: ")).unwrap();
+                format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{key}", key.len()).into_bytes()
+            }
+        });
+        let digest = hex(&sha256(b"boss"));
+        let config = format!(
+            "admin: {{ token_sha256: {digest} }}\nlimits: [{from_file}]\n\
+             proxy: {{ single_flight: [{{ by: [host, path, query] }}] }}\n"
+        );
+        let proxy = Proxy::start(&upstream.url(), &config, &[]);
+        if put.is_some() {
+            let limits = r#"{"limits":[{"name":"keys","by":"header.x-api-key","rate":"20/day"}]}"#;
+            let token = "authorization: Bearer boss";
+            let put = proxy.api.client().request_with("PUT", "/v1/limits", &[token], limits.as_bytes());
+            assert_eq!(put.status, 200, "{put:?}");
+        }
+        let mut clients = [("ann", proxy.client()), ("bob", proxy.client())];
+        for (key, client) in &mut clients {
+            client.send(format!("GET /x HTTP/1.1\r\nhost: a\r\nx-api-key: {key}\r\n\r\n").as_bytes());
+        }
+        eventually("each caller makes its own call", || upstream.count() == 2);
+        release.wait();
+        for (key, client) in &mut clients {
+            assert_eq!(client.answer().text(), *key);
+        }
+    }
 }
 
 /// A load balancer that passes `Connection` on would let a client remove the header that it sets.

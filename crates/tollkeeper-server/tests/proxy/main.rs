@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod access_log;
+mod addresses;
 mod apps;
 mod facts;
 mod faults;

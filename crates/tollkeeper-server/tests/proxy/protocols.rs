@@ -23,7 +23,7 @@ fn curl(args: &[&str]) -> String {
 }
 
 #[test]
-fn tls_on_both_sides() {
+fn tls_works_on_both_sides() {
     let upstream = Upstream::ok();
     let authority = Authority::new();
     let (cert, key) = authority.certify("server", "IP:127.0.0.1,DNS:localhost");
@@ -46,6 +46,63 @@ fn tls_on_both_sides() {
     // Without the CA, the upstream is not trusted.
     let untrusting = Proxy::start(&url, UNLIMITED, &[]);
     assert_eq!(untrusting.client().request("GET", "/x", "").status, 502);
+}
+
+/// A WebSocket needs HTTP/1.1, also if the upstream would negotiate HTTP/2.
+#[test]
+fn websockets_pass_to_an_upstream_with_http2() {
+    let upstream = Upstream::answering(|request| match request.starts_with(b"GET /ws") {
+        true => {
+            b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n".to_vec()
+        }
+        false => b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_vec(),
+    });
+    let authority = Authority::new();
+    let (cert, key) = authority.certify("server", "DNS:localhost");
+    let tls = format!("tls: {{ cert: {}, key: {} }}\n{UNLIMITED}", cert.display(), key.display());
+    // The inner proxy offers both protocols.
+    let inner = Proxy::start(&upstream.url(), &tls, &[]);
+    let ca = authority.certificate().display().to_string();
+    let url = format!("https://localhost:{}", inner.address.port());
+    let outer = Proxy::start(&url, UNLIMITED, &["--upstream-ca", &ca]);
+    let upgrade = b"GET /ws HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    for _ in 0..2 {
+        // Opens an HTTP/2 connection, or finds the one of the last round.
+        assert_eq!(outer.client().request("GET", "/x", "").status, 200);
+        let mut client = outer.client();
+        client.send(upgrade);
+        assert_eq!(client.try_head().unwrap().status, 101);
+    }
+    let http2 = format!("proxy: {{ upstream_protocol: http2 }}\n{UNLIMITED}");
+    let only_http2 = Proxy::start(&url, &http2, &["--upstream-ca", &ca]);
+    let mut client = only_http2.client();
+    client.send(upgrade);
+    assert_eq!(client.answer().status, 501);
+    assert_eq!(client.request("GET", "/x", "").status, 200);
+}
+
+#[test]
+fn upstream_can_require_a_client_certificate() {
+    let upstream = Upstream::ok();
+    let (authority, clients) = (Authority::new(), Authority::new());
+    let (cert, key) = authority.certify("server", "DNS:localhost");
+    let tls = format!(
+        "tls: {{ cert: {}, key: {}, client_ca: {} }}\n{UNLIMITED}",
+        cert.display(),
+        key.display(),
+        clients.certificate().display()
+    );
+    let inner = Proxy::start(&upstream.url(), &tls, &[]);
+    let url = format!("https://localhost:{}", inner.address.port());
+    let ca = authority.certificate().display().to_string();
+    let (cert, key) = clients.certify("client", "DNS:client");
+    let (cert, key) = (cert.display().to_string(), key.display().to_string());
+    let identity = ["--upstream-ca", &ca, "--upstream-cert", &cert, "--upstream-key", &key];
+    let known = Proxy::start(&url, UNLIMITED, &identity);
+    assert_eq!(known.client().request("GET", "/x", "").status, 200);
+    let unknown = Proxy::start(&url, UNLIMITED, &identity[..2]);
+    assert_eq!(unknown.client().request("GET", "/x", "").status, 502);
+    assert_eq!(upstream.count(), 1);
 }
 
 #[test]
@@ -74,7 +131,7 @@ fn certificate_is_reloaded_for_new_connections() {
 }
 
 #[test]
-fn unix_socket_upstream() {
+fn upstream_can_be_a_unix_socket() {
     let folder = Folder::new();
     let path = folder.path().join("app.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -151,6 +208,19 @@ fn proxy_protocol_names_the_client() {
 }
 
 #[test]
+fn slow_proxy_protocol_is_closed() {
+    let upstream = Upstream::ok();
+    let config = format!(
+        "http: {{ trusted_proxies: [127.0.0.1/32] }}\nproxy: {{ accept_proxy_protocol: true }}\n{UNLIMITED}"
+    );
+    let proxy = Proxy::start(&upstream.url(), &config, &[]);
+    let mut client = proxy.client();
+    client.send(b"PROXY TCP4 192.0.2.7");
+    assert_eq!(client.stream.read(&mut [0]).unwrap_or(0), 0);
+    proxy.api.logs("the PROXY protocol header did not arrive in time");
+}
+
+#[test]
 fn proxy_protocol_of_untrusted_peers_is_closed() {
     let upstream = Upstream::ok();
     let config = format!(
@@ -171,6 +241,46 @@ fn prefix_of_the_url_precedes_every_path() {
     assert_eq!(proxy.client().request("GET", "/x?y=z", "").status, 200);
     let arrived = shown(&upstream.take()[0]);
     assert!(arrived.starts_with("GET /base/x?y=z HTTP/1.1"), "{arrived}");
+}
+
+/// With the prefix, the path is longer than any URI may be.
+#[test]
+fn path_that_is_too_long_with_the_prefix_is_414() {
+    let upstream = Upstream::ok();
+    let config = "proxy: { max_headers: 128KiB }\nlimits: [{ name: day, rate: 1/day }]\n";
+    let proxy = Proxy::start(&format!("{}/base", upstream.url()), config, &[]);
+    let path = |length: usize| format!("/{}", "a".repeat(length - 1));
+    let mut client = proxy.client();
+    let answer = client.request("GET", &path(65_534 - 4), "");
+    assert_eq!((answer.status, answer.header("content-type")), (414, Some("application/problem+json")));
+    // It was not charged, and its connection is still usable.
+    assert_eq!(client.request("GET", &path(65_534 - 5), "").status, 200);
+    assert_eq!(upstream.count(), 1);
+}
+
+#[test]
+fn only_named_protocols_are_upgraded() {
+    let upstream = Upstream::ok();
+    let proxy = Proxy::start(&upstream.url(), UNLIMITED, &["--upgrade", "echo", "--upgrade", "tcp"]);
+    for (name, passes) in [("echo", true), ("TCP", true), ("websocket", false)] {
+        let headers = ["connection: upgrade", &format!("upgrade: {name}")];
+        assert_eq!(proxy.client().request_with("GET", "/x", &headers, b"").status, 200);
+        let arrived = shown(&upstream.take()[0]);
+        assert_eq!(arrived.contains(&format!("upgrade: {name}")), passes, "{arrived}");
+    }
+}
+
+#[test]
+fn request_ids_of_clients_are_kept_only_if_trusted() {
+    let upstream = Upstream::ok();
+    for trusts in [false, true] {
+        let config = format!("proxy: {{ trust_request_id: {trusts} }}\n{UNLIMITED}");
+        let proxy = Proxy::start(&upstream.url(), &config, &[]);
+        assert_eq!(proxy.client().request_with("GET", "/x", &["x-request-id: mine"], b"").status, 200);
+        let arrived = String::from_utf8(upstream.take().concat()).unwrap();
+        assert!(arrived.contains("x-request-id: "), "{arrived}");
+        assert_eq!(arrived.contains("x-request-id: mine\r\n"), trusts, "{arrived}");
+    }
 }
 
 #[test]
@@ -214,6 +324,17 @@ fn without_a_config_a_limit_by_address_applies() {
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 100);
     assert_eq!(statuses.last(), Some(&429));
     api.logs("limit `demo`, by `ip`");
+}
+
+#[test]
+fn limit_by_a_header_with_an_underscore_is_warned_of() {
+    let upstream = Upstream::ok();
+    let config = "http: { facts: { user: { from: header.x_user } } }\nlimits:\n  - { name: users, by: user, rate: 1/day }\n  \
+                  - { name: plans, by: header.x_plan, rate: 1/day }\n  - { name: keys, by: header.x-key, rate: 1/day }\n";
+    let proxy = Proxy::start(&upstream.url(), config, &[]);
+    proxy.api.logs("limit `users`: the fact `user` is always absent");
+    proxy.api.logs("limit `plans`: the fact `header.x_plan` is always absent");
+    assert!(!proxy.api.log().contains("`header.x-key` is always absent"), "{}", proxy.api.log());
 }
 
 #[test]

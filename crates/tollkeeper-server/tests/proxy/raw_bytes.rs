@@ -29,9 +29,9 @@ const ROWS: &[Row] = &[
     Row("POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: xchunked\r\n\r\n1\r\na\r\n0\r\n\r\n", 400, &[]),
     Row("POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked, identity\r\n\r\n1\r\na\r\n0\r\n\r\n", 400, &[]),
     Row("POST /x HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n", 400, &[]),
-    Row("POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\nGET /evil", 200,
+    Row("POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\nGET /evil HTTP/1.1\r\nhost: a\r\n\r\n", 200,
         &["POST /x HTTP/1.1 | host: a, transfer-encoding: chunked | 1\\r\\na\\r\\n0\\r\\n\\r\\n"]),
-    Row("POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n1\r\na\r\n0\r\n\r\nGET /evil", 200,
+    Row("POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n1\r\na\r\n0\r\n\r\nGET /evil HTTP/1.1\r\nhost: a\r\n\r\n", 200,
         &["POST /x HTTP/1.1 | host: a, transfer-encoding: chunked | 1\\r\\na\\r\\n0\\r\\n\\r\\n"]),
     Row("POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: CHUNKED\r\n\r\n1\r\na\r\n0\r\n\r\n", 200,
         &["POST /x HTTP/1.1 | host: a, transfer-encoding: chunked | 1\\r\\na\\r\\n0\\r\\n\\r\\n"]),
@@ -59,6 +59,9 @@ const ROWS: &[Row] = &[
     Row("GET /x HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400, &[]),
     Row("GET /x HTTP/1.1\r\nhost: a\r\nhost: a\r\n\r\n", 400, &[]),
     Row("GET /x HTTP/1.1\r\n\r\n", 400, &[]),
+    Row("GET /x HTTP/1.1\r\nhost:\r\n\r\n", 400, &[]),
+    Row("GET /x HTTP/1.1\r\nhost: :80\r\n\r\n", 400, &[]),
+    Row("GET /x HTTP/1.0\r\nhost:\r\n\r\n", 400, &[]),
     Row("GET /x HTTP/1.1\r\nhost: user@a\r\n\r\n", 400, &[]),
     Row("GET /x HTTP/1.1\r\nhost: a/b\r\n\r\n", 400, &[]),
     Row("GET /x HTTP/1.1\r\nhost: a, b\r\n\r\n", 400, &[]),
@@ -79,6 +82,8 @@ const ROWS: &[Row] = &[
     // Headers of the connection.
     Row("GET /x HTTP/1.1\r\nhost: a\r\nconnection: close, x-a, host, authorization, x-forwarded-for\r\nx-a: 1\r\nauthorization: b\r\n\r\n", 200,
         &["GET /x HTTP/1.1 | authorization: b, host: a | "]),
+    Row("POST /x HTTP/1.1\r\nhost: a\r\nconnection: content-length, content-type\r\ncontent-type: b\r\ncontent-length: 1\r\n\r\na", 200,
+        &["POST /x HTTP/1.1 | content-length: 1, content-type: b, host: a | a"]),
     Row("GET /x HTTP/1.1\r\nhost: a\r\nkeep-alive: 5\r\nproxy-connection: close\r\nte: gzip\r\n\r\n", 200, &[GET]),
     Row("GET /x HTTP/1.1\r\nhost: a\r\nte: trailers\r\nconnection: te\r\n\r\n", 200, &[GET]),
     Row("GET /x HTTP/1.1\r\nhost: a\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n\r\n", 200, &[GET]),
@@ -115,6 +120,14 @@ fn raw_bytes_arrive_as_the_table_says() {
     assert!(ROWS.len() >= 40, "{} rows", ROWS.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert_eq!(proxy.metric("tollkeeper_proxy_dropped_headers_total"), 2.0);
+}
+
+#[test]
+fn target_that_is_not_utf8_is_400() {
+    let upstream = Upstream::ok();
+    let proxy = Proxy::start(&upstream.url(), UNLIMITED, &[]);
+    assert_eq!(status_of(proxy.address, b"GET /\xff HTTP/1.1\r\nhost: a\r\n\r\n"), 400);
+    assert_eq!(upstream.count(), 0);
 }
 
 /// A body that becomes invalid after its request was forwarded: the upstream must not take the part for the whole.

@@ -7,20 +7,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use super::sharing::Landed;
+use super::sharing::CompleteResponse;
 
 /// At most this many flights are in progress at once; further requests make their own calls.
-const MOST_FLIGHTS: usize = 10_000;
+const MAX_FLIGHTS: usize = 10_000;
 /// At most this many followers wait for one leader; further requests make their own calls.
-const MOST_FOLLOWERS: usize = 1_000;
+const MAX_FOLLOWERS: usize = 1_000;
 
-type Key = [u8; 32];
-type Response = Option<Arc<Landed>>;
+/// The digest of a flight key.
+type FlightDigest = [u8; 32];
+/// The response of a leader, once it is complete.
+type SharedBody = Option<Arc<CompleteResponse>>;
 
 /// The flights in progress, by key.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
-    by_key: Mutex<HashMap<Key, Arc<watch::Sender<Response>>>>,
+    by_key: Mutex<HashMap<FlightDigest, Arc<watch::Sender<SharedBody>>>>,
     counters: Arc<Counters>,
 }
 
@@ -65,11 +67,11 @@ impl Flights {
     }
 
     /// Joins the flight with this key, or starts it.
-    pub(super) fn join(self: &Arc<Flights>, key: Key) -> Role {
+    pub(super) fn join(self: &Arc<Flights>, key: FlightDigest) -> Role {
         let mut by_key = self.lock();
-        let is_full = by_key.len() >= MOST_FLIGHTS;
+        let is_full = by_key.len() >= MAX_FLIGHTS;
         match by_key.entry(key) {
-            Entry::Occupied(flight) if flight.get().receiver_count() < MOST_FOLLOWERS => {
+            Entry::Occupied(flight) if flight.get().receiver_count() < MAX_FOLLOWERS => {
                 self.counters.waiting.fetch_add(1, Ordering::Relaxed);
                 Role::Follower(Follower { flights: Arc::clone(self), response: flight.get().subscribe() })
             }
@@ -92,7 +94,7 @@ impl Flights {
         FlightCounts { led, shared, released, overflowed, waiting }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<watch::Sender<Response>>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<FlightDigest, Arc<watch::Sender<SharedBody>>>> {
         self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -101,13 +103,13 @@ impl Flights {
 /// response then are released.
 pub(super) struct Leader {
     flights: Arc<Flights>,
-    key: Key,
-    response: Arc<watch::Sender<Response>>,
+    key: FlightDigest,
+    response: Arc<watch::Sender<SharedBody>>,
 }
 
 impl Leader {
     /// Gives the followers their response, and ends the flight.
-    pub(super) fn land(self, response: Landed) {
+    pub(super) fn land(self, response: CompleteResponse) {
         self.response.send_replace(Some(Arc::new(response)));
     }
 }
@@ -122,12 +124,12 @@ impl Drop for Leader {
 /// A request that waits for the response of its leader.
 pub(super) struct Follower {
     flights: Arc<Flights>,
-    response: watch::Receiver<Response>,
+    response: watch::Receiver<SharedBody>,
 }
 
 impl Follower {
     /// The response of the leader; `None` if the flight ended without one.
-    pub(super) async fn response(mut self) -> Response {
+    pub(super) async fn response(mut self) -> SharedBody {
         let landed = self.response.wait_for(Option::is_some).await.ok().and_then(|landed| (*landed).clone());
         let counter =
             if landed.is_some() { &self.flights.counters.shared } else { &self.flights.counters.released };
@@ -146,7 +148,7 @@ impl Drop for Follower {
 mod tests {
     use super::*;
 
-    fn key(number: usize) -> Key {
+    fn key(number: usize) -> FlightDigest {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&number.to_le_bytes());
         key
@@ -155,12 +157,12 @@ mod tests {
     #[test]
     fn at_most_10_000_flights_are_in_progress() {
         let flights = Arc::new(Flights::default());
-        let mut roles: Vec<Role> = (0..MOST_FLIGHTS).map(|number| flights.join(key(number))).collect();
+        let mut roles: Vec<Role> = (0..MAX_FLIGHTS).map(|number| flights.join(key(number))).collect();
         assert!(roles.iter().all(|role| matches!(role, Role::Leader(_))));
-        assert!(matches!(flights.join(key(MOST_FLIGHTS)), Role::Alone));
+        assert!(matches!(flights.join(key(MAX_FLIGHTS)), Role::Alone));
         assert!(matches!(flights.join(key(0)), Role::Follower(_)), "a flight that exists can be joined");
         roles.pop();
-        assert!(matches!(flights.join(key(MOST_FLIGHTS)), Role::Leader(_)));
+        assert!(matches!(flights.join(key(MAX_FLIGHTS)), Role::Leader(_)));
         assert_eq!(flights.counts().overflowed, 1);
     }
 
@@ -168,7 +170,7 @@ mod tests {
     fn at_most_1_000_followers_wait_for_a_leader() {
         let flights = Arc::new(Flights::default());
         let leader = flights.join(key(0));
-        let mut followers: Vec<Role> = (0..MOST_FOLLOWERS).map(|_| flights.join(key(0))).collect();
+        let mut followers: Vec<Role> = (0..MAX_FOLLOWERS).map(|_| flights.join(key(0))).collect();
         assert!(followers.iter().all(|role| matches!(role, Role::Follower(_))));
         assert!(matches!(flights.join(key(0)), Role::Alone));
         followers.pop();

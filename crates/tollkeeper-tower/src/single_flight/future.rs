@@ -14,12 +14,12 @@ use tower_service::Service;
 
 use super::flights::{Leader, Role};
 use super::key::FlightKey;
-use super::sharing::{Landed, may_share_response};
+use super::sharing::{CompleteResponse, may_share_response};
 use crate::body::{BufferedBody, RequestBody};
 use crate::response::ResponseBody;
 
 /// The largest body that is shared, in bytes.
-const MOST_BODY: usize = 1 << 20;
+const MAX_BODY: usize = 1 << 20;
 /// The longest time to collect the body of a leader's response. If it takes longer, the leader gets the part that has
 /// arrived and then the rest as a stream, and its followers make their own calls.
 const COLLECT_TIME: Duration = Duration::from_secs(10);
@@ -112,11 +112,11 @@ where
     let mut body = RequestBody::from(body);
     if may_share_response(&head)
         && key.contains_vary(&head.headers)
-        && let Ok(BufferedBody::All(bytes)) = timeout(COLLECT_TIME, body.buffer_up_to(MOST_BODY)).await
+        && let Ok(BufferedBody::All(bytes)) = timeout(COLLECT_TIME, body.buffer_up_to(MAX_BODY)).await
         && !body.has_trailers()
     {
         let bytes = Bytes::from(bytes);
-        leader.land(Landed::new(&head, bytes.clone()));
+        leader.land(CompleteResponse::new(&head, bytes.clone()));
         return Response::from_parts(head, ResponseBody::ours(bytes));
     }
     Response::from_parts(head, ResponseBody::theirs(body, None))

@@ -8,13 +8,14 @@ use http::header::{
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
+use tollkeeper::Limiter;
 use tollkeeper::http::{HttpFact, HttpSettings, InvalidRoute, Source};
 use tollkeeper_core::{InvalidPolicy, Limit, Missing, Policy, Quota, Toll, Verb, digest};
 
 use super::rule::SingleFlightRule;
-use super::sharing::items;
 use crate::address::Client;
 use crate::facts::{PartialFacts, Reader};
+use crate::header_values::list_items;
 use crate::peer;
 
 /// Headers that a response may depend on without saying so in `Vary`: what the client accepts, the origin that a page of
@@ -40,7 +41,7 @@ const ALWAYS_KEYED: [HeaderName; 16] = [
 ];
 
 /// Reads the keys of requests by the rules of a layer. Facts, conditions and their encoding are those of limits.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct KeyReader {
     http: HttpSettings,
     reader: Reader,
@@ -49,6 +50,8 @@ pub(super) struct KeyReader {
     rules: Vec<Arc<CompiledRule>>,
     /// Headers that identify a caller.
     identifying: Vec<HeaderName>,
+    /// The headers that its limits read identify a caller, too.
+    limiter: Option<Limiter>,
 }
 
 /// A rule: the parts of a request that are in its keys as they were sent.
@@ -89,7 +92,12 @@ impl KeyReader {
         let declared = http.facts.iter().filter_map(|fact| header_of(&fact.from));
         let identifying = [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION].into_iter().chain(declared).collect();
         let rules = rules.iter().map(|rule| Arc::new(CompiledRule::new(rule, &http))).collect();
-        Ok(KeyReader { http, reader, policy: Arc::new(policy), rules, identifying })
+        Ok(KeyReader { http, reader, policy: Arc::new(policy), rules, identifying, limiter: None })
+    }
+
+    /// The same, with the limits of another limiter.
+    pub(super) fn with_limiter(&self, limiter: Limiter) -> KeyReader {
+        KeyReader { limiter: Some(limiter), ..self.clone() }
     }
 
     /// The key of a request under the first rule that applies; `None` if no rule does, or if the request identifies its
@@ -104,14 +112,23 @@ impl KeyReader {
         let mut toll = Toll::new(&self.policy, Verb::Check);
         toll.add(complete.facts, 1).ok()?;
         let rule = &self.rules[toll.rule_indices().next()?];
-        let is_hidden = |name: &HeaderName| parts.headers.contains_key(name) && !rule.headers.contains(name);
-        if self.identifying.iter().any(is_hidden) {
+        let is_hidden =
+            |name: &str| parts.headers.contains_key(name) && !rule.headers.iter().any(|keyed| keyed == name);
+        if self.identifying.iter().any(|name| is_hidden(name.as_str())) || self.limits_read(is_hidden) {
             return None;
         }
         let mut key = toll.get(0).key.to_bytes();
         push(&mut key, parts.method.as_str().as_bytes());
         rule.push_as_sent(&mut key, parts);
         Some(FlightKey { digest: digest::sha256(&key), rule: Arc::clone(rule) })
+    }
+
+    /// Whether a limit reads a header for which `test` holds. The limits are the active ones: they can be replaced.
+    fn limits_read(&self, test: impl Fn(&str) -> bool) -> bool {
+        let reads = |fact: &str| fact.strip_prefix("header.").is_some_and(&test);
+        self.limiter.as_ref().is_some_and(|limiter| {
+            limiter.with_policy(|policy| policy.rules().iter().any(|rule| rule.facts().any(reads)))
+        })
     }
 }
 
@@ -161,7 +178,7 @@ impl CompiledRule {
 impl FlightKey {
     /// Whether everything that a response depends on, according to its `Vary`, is in the key.
     pub(super) fn contains_vary(&self, response: &HeaderMap) -> bool {
-        items(response, &VARY)
+        list_items(response, &VARY)
             .all(|name| self.rule.headers.iter().any(|keyed| name.eq_ignore_ascii_case(keyed.as_ref())))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tollkeeper::Limiter;
 use tollkeeper::http::HttpSettings;
 use tower_layer::Layer;
 
@@ -10,7 +11,7 @@ use super::key::{InvalidRules, KeyReader};
 use super::rule::SingleFlightRule;
 use super::service::SingleFlight;
 
-/// A tower layer that lets one of simultaneous equal requests through, and gives its response to the others.
+/// A tower layer that lets one of identical requests in flight through, and gives its response to the others.
 ///
 /// All clones and all services of a layer share its flights. Put a [`RateLimitLayer`](crate::RateLimitLayer) around it:
 /// then each follower is charged by its own limits and gets its own rate-limit headers.
@@ -50,6 +51,13 @@ impl SingleFlightLayer {
     ) -> Result<SingleFlightLayer, InvalidRules> {
         let keys = Arc::new(KeyReader::new(rules.into_iter().collect(), http)?);
         Ok(SingleFlightLayer { keys, flights: Arc::default() })
+    }
+
+    /// Never shares the response to a request with a header that a limit of this limiter reads, such as `by:
+    /// header.x-api-key`, unless the rule is keyed by it. The limits may be replaced later.
+    #[must_use]
+    pub fn with_limiter(self, limiter: Limiter) -> SingleFlightLayer {
+        SingleFlightLayer { keys: Arc::new(self.keys.with_limiter(limiter)), ..self }
     }
 
     /// A layer with the rules of `self` that goes on with the counts of `earlier`: for a config that is reloaded. Flights

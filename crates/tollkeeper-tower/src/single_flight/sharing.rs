@@ -1,11 +1,12 @@
 //! Which requests and responses may be shared, judging by their heads, and the response that is shared.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, PRAGMA, RANGE, SET_COOKIE, UPGRADE};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version, request, response};
+use http::header::{CACHE_CONTROL, PRAGMA, RANGE, SET_COOKIE, UPGRADE};
+use http::{HeaderMap, HeaderName, Method, Response, StatusCode, Version, request, response};
 use http_body::Body;
 
 use super::future::FlightBody;
+use crate::header_values::{is_event_stream, list_items};
 use crate::response::ResponseBody;
 
 /// Statuses whose responses describe the resource, not this request.
@@ -41,43 +42,31 @@ pub(super) fn may_share_response(head: &response::Parts) -> bool {
     SHARED_STATUSES.contains(&head.status)
         && !headers.contains_key(SET_COOKIE)
         && !has_directive(headers, &CACHE_CONTROL, &["private", "no-store"])
-        && !headers.get(CONTENT_TYPE).is_some_and(is_event_stream)
+        // Its body never ends, and collecting it would hold back its events.
+        && !is_event_stream(headers)
 }
 
-/// The body of an event stream never ends, and collecting it would hold back its events.
-fn is_event_stream(content_type: &HeaderValue) -> bool {
-    let name = content_type.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
-    name.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
-}
-
-/// Whether a header has one of these directives, with or without an argument: `private="x-user"` is `private`.
+/// Whether a header has one of these directives, with or without an argument: `private="x-user"` is `private`. A comma
+/// within quotes separates, too: that can only find a directive too many.
 fn has_directive(headers: &HeaderMap, name: &HeaderName, directives: &[&str]) -> bool {
-    items(headers, name).any(|item| {
+    list_items(headers, name).any(|item| {
         let directive = item.split(|byte| *byte == b'=').next().unwrap_or_default().trim_ascii();
         directives.iter().any(|wanted| directive.eq_ignore_ascii_case(wanted.as_bytes()))
     })
 }
 
-/// The items of all lines of a header, separated by commas. A comma within quotes separates, too: that can only find a
-/// directive too many.
-pub(super) fn items<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
-    let lines = headers.get_all(name).into_iter();
-    let items = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
-    items.map(<[u8]>::trim_ascii).filter(|item| !item.is_empty())
-}
-
 /// A complete response, as every follower gets it.
 #[derive(Debug)]
-pub(super) struct Landed {
+pub(super) struct CompleteResponse {
     status: StatusCode,
     version: Version,
     headers: HeaderMap,
     body: Bytes,
 }
 
-impl Landed {
-    pub(super) fn new(head: &response::Parts, body: Bytes) -> Landed {
-        Landed { status: head.status, version: head.version, headers: head.headers.clone(), body }
+impl CompleteResponse {
+    pub(super) fn new(head: &response::Parts, body: Bytes) -> CompleteResponse {
+        CompleteResponse { status: head.status, version: head.version, headers: head.headers.clone(), body }
     }
 
     /// The response for a follower. Extensions belong to the leader's connection and are not shared.

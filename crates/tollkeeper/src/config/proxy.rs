@@ -8,7 +8,7 @@ use super::key_table;
 use super::raw::{defaulted, fact_name, number};
 use super::report::Problems;
 use super::units;
-use crate::http::HttpSettings;
+use crate::http::{HttpSettings, Source};
 use crate::percent::Percent;
 
 /// Settings of the reverse proxy.
@@ -99,7 +99,7 @@ pub struct ConcurrencySettings {
     pub count: CountedUntil,
     /// The fact whose value is the priority of a request.
     pub priority: Option<String>,
-    /// The part of the limit that each priority may use, such as `("low", 70%)`.
+    /// The part of the limit that each listed priority may use, such as `("low", 70%)`. The others have their defaults.
     pub priorities: Vec<(String, Percent)>,
     /// The most requests that wait for their turn.
     pub queue: usize,
@@ -169,12 +169,12 @@ pub(super) fn read(fields: &Fields<'_>, http: &HttpSettings, problems: &RefCell<
         trust_request_id: defaulted(fields.bool("trust_request_id")).value,
         reuse_port: defaulted(fields.bool("reuse_port")).value,
         access_log: AccessLogSettings { query: defaulted(access_log.bool("query")).value },
-        concurrency: read_concurrency(&fields.table("concurrency")),
+        concurrency: read_concurrency(&fields.table("concurrency"), http),
         single_flight: read_single_flight(fields, problems),
     }
 }
 
-fn read_concurrency(fields: &Fields<'_>) -> ConcurrencySettings {
+fn read_concurrency(fields: &Fields<'_>, http: &HttpSettings) -> ConcurrencySettings {
     let max = number(fields, "max", u32::MAX);
     let min = number(fields, "min", u32::MAX);
     let adaptive = defaulted(fields.bool("adaptive")).value;
@@ -193,10 +193,17 @@ fn read_concurrency(fields: &Fields<'_>) -> ConcurrencySettings {
             }
         }
     }
-    if !fields.has("priorities") {
-        priorities = [("high", 100), ("normal", 90), ("low", 70)]
-            .map(|(name, share)| (name.to_owned(), Percent::new(share)))
-            .into();
+    let priority = fields.parse("priority", fact_name);
+    if let Some(fact) = &priority {
+        let declared = http.facts.iter().find(|declared| declared.name == fact.value);
+        let source = declared.map(|declared| declared.from.clone()).or_else(|| Source::of(&fact.value));
+        if let Some(Source::Body(_)) = source {
+            let message = format!(
+                "`proxy.concurrency.priority`: `{}` is in the body, and the priority is needed before the body is read",
+                fact.value
+            );
+            fields.error(fact.position, message, "use a header, a cookie or the query");
+        }
     }
     ConcurrencySettings {
         max,
@@ -205,7 +212,7 @@ fn read_concurrency(fields: &Fields<'_>) -> ConcurrencySettings {
             "head" => CountedUntil::Head,
             _ => CountedUntil::Response,
         },
-        priority: fields.parse("priority", fact_name).map(|located| located.value),
+        priority: priority.map(|located| located.value),
         priorities,
         queue: number(fields, "queue", usize::MAX),
         queue_wait: defaulted(fields.duration("queue_wait")).value,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use hyper::StatusCode;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
+use tollkeeper::config::CountedUntil;
 use tollkeeper::{Span, Time};
 
 use super::priorities::Priorities;
@@ -30,7 +31,7 @@ pub struct GateSettings {
     /// How long each may wait.
     pub queue_wait: Duration,
     /// Until when a request is in flight.
-    pub count: Count,
+    pub count: CountedUntil,
 }
 
 /// How many requests may be in flight.
@@ -40,16 +41,6 @@ pub enum LimitSettings {
     Fixed(u32),
     /// As many as the latency of the upstream allows.
     Adaptive(Bounds),
-}
-
-/// Until when a request is in flight.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Count {
-    /// Until the body of its response, or its tunnel, has ended.
-    #[default]
-    Response,
-    /// Until the head of its response has arrived.
-    Head,
 }
 
 /// The state of a gate, for metrics and the dashboard.
@@ -84,7 +75,7 @@ impl Default for GateSettings {
             priorities: Priorities::none(),
             queue: 0,
             queue_wait: Duration::from_millis(100),
-            count: Count::Response,
+            count: CountedUntil::Response,
         }
     }
 }
@@ -96,7 +87,7 @@ impl Gate {
             LimitSettings::Fixed(limit) => ConcurrencyLimit::Fixed(limit),
             LimitSettings::Adaptive(bounds) => adaptive(bounds, START),
         };
-        let state = State {
+        let state = GateState {
             slots: Slots::new(limit, settings.priorities.shares()),
             queue: VecDeque::new(),
             shed: settings.priorities.names().map(|name| (name.into(), 0)).collect(),
@@ -107,13 +98,13 @@ impl Gate {
 
     /// Takes a slot for a request of this priority. If no slot is free, the request waits in the queue. It is shed if the
     /// queue is full, or after `queue_wait`.
-    pub async fn enter(&self, priority: Option<&str>) -> Result<Entered, Shed> {
+    pub async fn enter(&self, priority: Option<&str>) -> Result<GatePermit, Shed> {
         let (waiting, queue_wait) = match self.0.enter_or_wait(priority)? {
-            Entry::Entered(entered) => return Ok(entered),
-            Entry::Waits(waiting, queue_wait) => (waiting, queue_wait),
+            EnterOrWait::Entered(permit) => return Ok(permit),
+            EnterOrWait::Waits(waiting, queue_wait) => (waiting, queue_wait),
         };
         match timeout(queue_wait, waiting).await {
-            Ok(Ok(entered)) => Ok(entered),
+            Ok(Ok(permit)) => Ok(permit),
             _ => Err(self.0.lock().shed(priority)),
         }
     }
@@ -164,12 +155,12 @@ fn adaptive(bounds: Bounds, now: Time) -> ConcurrencyLimit {
 
 #[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<GateState>,
     started: Instant,
 }
 
 #[derive(Debug)]
-struct State {
+struct GateState {
     settings: GateSettings,
     slots: Slots,
     /// In arrival order. Those whose request was dropped are closed.
@@ -180,26 +171,26 @@ struct State {
 #[derive(Debug)]
 struct Waiter {
     priority: Option<Box<str>>,
-    entry: oneshot::Sender<Entered>,
+    entry: oneshot::Sender<GatePermit>,
 }
 
-enum Entry {
-    Entered(Entered),
-    Waits(oneshot::Receiver<Entered>, Duration),
+enum EnterOrWait {
+    Entered(GatePermit),
+    Waits(oneshot::Receiver<GatePermit>, Duration),
 }
 
 impl Shared {
-    fn enter_or_wait(self: &Arc<Shared>, priority: Option<&str>) -> Result<Entry, Shed> {
+    fn enter_or_wait(self: &Arc<Shared>, priority: Option<&str>) -> Result<EnterOrWait, Shed> {
         let now = self.now();
         let mut state = self.lock();
         // The limit may have grown since the last response: waiting requests are first.
         let granted = state.serve(self, now);
         let entry = match state.take(self, priority, now) {
-            Some(entered) => Ok(Entry::Entered(entered)),
+            Some(permit) => Ok(EnterOrWait::Entered(permit)),
             None if state.queue.len() < state.settings.queue => {
                 let (entry, waiting) = oneshot::channel();
                 state.queue.push_back(Waiter { priority: priority.map(Box::from), entry });
-                Ok(Entry::Waits(waiting, state.settings.queue_wait))
+                Ok(EnterOrWait::Waits(waiting, state.settings.queue_wait))
             }
             None => Err(state.shed(priority)),
         };
@@ -212,21 +203,21 @@ impl Shared {
         START + Span::from(self.started.elapsed())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn take(&mut self, shared: &Arc<Shared>, priority: Option<&str>, now: Time) -> Option<Entered> {
+impl GateState {
+    fn take(&mut self, shared: &Arc<Shared>, priority: Option<&str>, now: Time) -> Option<GatePermit> {
         let (index, _) = self.settings.priorities.find(priority);
         let slot = self.slots.enter(index, now)?;
-        Some(Entered { shared: Arc::clone(shared), slot, sent: Some(Instant::now()), holds_slot: true })
+        Some(GatePermit { shared: Arc::clone(shared), slot, sent: Some(Instant::now()), holds_slot: true })
     }
 
     /// Gives slots to waiting requests, in FIFO order among those whose share has room. The caller must deliver them
     /// without the lock: an entry whose request was dropped frees its slot again.
-    fn serve(&mut self, shared: &Arc<Shared>, now: Time) -> Vec<(oneshot::Sender<Entered>, Entered)> {
+    fn serve(&mut self, shared: &Arc<Shared>, now: Time) -> Vec<(oneshot::Sender<GatePermit>, GatePermit)> {
         let mut granted = Vec::new();
         for _ in 0..self.queue.len() {
             let waiter = self.queue.pop_front().expect("the loop runs once for each");
@@ -234,7 +225,7 @@ impl State {
                 continue;
             }
             match self.take(shared, waiter.priority.as_deref(), now) {
-                Some(entered) => granted.push((waiter.entry, entered)),
+                Some(permit) => granted.push((waiter.entry, permit)),
                 None => self.queue.push_back(waiter),
             }
         }
@@ -250,32 +241,35 @@ impl State {
     }
 }
 
-fn deliver(granted: Vec<(oneshot::Sender<Entered>, Entered)>) {
-    for (entry, entered) in granted {
-        drop(entry.send(entered));
+fn deliver(granted: Vec<(oneshot::Sender<GatePermit>, GatePermit)>) {
+    for (entry, permit) in granted {
+        drop(entry.send(permit));
     }
 }
 
 /// A request that holds a slot, which is freed when this is dropped.
 #[derive(Debug)]
-pub struct Entered {
+pub struct GatePermit {
     shared: Arc<Shared>,
     slot: TakenSlot,
-    /// When it was sent, until its ending is reported.
+    /// When it was sent, from the end of its upload until its ending is reported.
     sent: Option<Instant>,
     holds_slot: bool,
 }
 
-impl Entered {
-    /// Measures the latency from now on. Opening a connection, or a first attempt that is retried, is not work of the
-    /// upstream.
-    pub fn sent(&mut self) {
-        if let Some(sent) = &mut self.sent {
-            *sent = Instant::now();
-        }
+impl GatePermit {
+    /// Measures the latency from `at` on: opening a connection, a first attempt that is retried, and a slow upload are not
+    /// work of the upstream.
+    pub fn sent(&mut self, at: Instant) {
+        self.sent = Some(at);
     }
 
-    /// Reports that the head of the response has arrived, or that there will be none. With [`Count::Head`] this frees
+    /// Measures nothing until [`GatePermit::sent`]: a client that leaves during its upload says nothing about the upstream.
+    pub fn uploading(&mut self) {
+        self.sent = None;
+    }
+
+    /// Reports that the head of the response has arrived, or that there will be none. With [`CountedUntil::Head`] this frees
     /// the slot.
     pub fn head(&mut self, ending: Ending) {
         self.end(ending, false);
@@ -288,7 +282,7 @@ impl Entered {
         if let Some(sent) = self.sent.take() {
             state.slots.report(self.slot, Span::from(sent.elapsed()), ending, now);
         }
-        if self.holds_slot && (is_dropped || state.settings.count == Count::Head) {
+        if self.holds_slot && (is_dropped || state.settings.count == CountedUntil::Head) {
             self.holds_slot = false;
             state.slots.leave();
         }
@@ -298,7 +292,7 @@ impl Entered {
     }
 }
 
-impl Drop for Entered {
+impl Drop for GatePermit {
     fn drop(&mut self) {
         self.end(Ending::Left, true);
     }

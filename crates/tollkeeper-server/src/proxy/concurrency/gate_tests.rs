@@ -25,10 +25,10 @@ async fn request_above_the_limit_is_shed() {
 #[tokio::test(start_paused = true)]
 async fn priorities_fill_their_share_of_the_limit() {
     let gate = Gate::new(GateSettings { priorities: Priorities::with([]), ..fixed(10) });
-    let mut entered = Vec::new();
+    let mut permit = Vec::new();
     for (priority, slots) in [(Some("low"), 7), (Some("unknown"), 2), (None, 0), (Some("high"), 1)] {
         for _ in 0..slots {
-            entered.push(gate.enter(priority).await.expect("within its share"));
+            permit.push(gate.enter(priority).await.expect("within its share"));
         }
         assert!(gate.enter(priority).await.is_err(), "{priority:?}");
     }
@@ -100,15 +100,15 @@ async fn slot_given_to_a_request_that_left_is_freed() {
 
 #[tokio::test(start_paused = true)]
 async fn slot_is_freed_by_head_or_end_of_the_response() {
-    for (count, after_head) in [(Count::Response, 1), (Count::Head, 0)] {
+    for (count, after_head) in [(CountedUntil::Response, 1), (CountedUntil::Head, 0)] {
         let gate = Gate::new(GateSettings { count, ..fixed(1) });
-        let mut entered = gate.enter(None).await.expect("free");
-        entered.head(Ending::Answered);
+        let mut permit = gate.enter(None).await.expect("free");
+        permit.head(Ending::Answered);
         assert_eq!(gate.view().in_flight, after_head);
         // The setting may change while the response is streamed.
-        gate.replace(GateSettings { count: Count::Response, ..fixed(1) });
-        entered.head(Ending::Answered);
-        drop(entered);
+        gate.replace(GateSettings { count: CountedUntil::Response, ..fixed(1) });
+        permit.head(Ending::Answered);
+        drop(permit);
         assert_eq!(gate.view().in_flight, 0);
     }
 }
@@ -116,12 +116,12 @@ async fn slot_is_freed_by_head_or_end_of_the_response() {
 /// As many requests at a time as the limit admits, all of which end after `latency`.
 async fn answer(gate: &Gate, rounds: usize, latency: Duration, ending: Ending) {
     for _ in 0..rounds {
-        let mut entered = Vec::new();
+        let mut permit = Vec::new();
         while let Ok(request) = gate.enter(None).await {
-            entered.push(request);
+            permit.push(request);
         }
         tokio::time::advance(latency).await;
-        for request in &mut entered {
+        for request in &mut permit {
             request.head(ending);
         }
     }
@@ -160,4 +160,27 @@ async fn clients_that_leave_count_as_slow_responses() {
     let before = gate.view().limit;
     answer(&gate, 20, Duration::from_millis(60), Ending::Left).await;
     assert!(gate.view().limit < before);
+}
+
+/// Clients that take a second to send their body do not make the upstream slow, even if they leave before its end.
+#[tokio::test(start_paused = true)]
+async fn slow_uploads_do_not_move_an_adaptive_limit() {
+    let limit = LimitSettings::Adaptive(Bounds { min: 1, max: 100 });
+    let gate = Gate::new(GateSettings { limit, ..GateSettings::default() });
+    let start = gate.view().limit;
+    let pass = |millis| tokio::time::advance(Duration::from_millis(millis));
+    for _ in 0..200 {
+        let mut request = gate.enter(None).await.expect("free");
+        request.uploading();
+        let mut leaves = gate.enter(None).await.expect("free");
+        leaves.uploading();
+        pass(1_000).await;
+        drop(leaves);
+        request.sent(Instant::now());
+        pass(20).await;
+        request.head(Ending::Answered);
+    }
+    let view = gate.view();
+    assert_eq!(view.floor, Some(Span::from_millis(20)));
+    assert!(view.limit >= start, "{view:?}");
 }

@@ -35,6 +35,12 @@ impl Priorities {
         self.0.iter().map(|(name, _)| &**name)
     }
 
+    /// The name of the priority with the smallest share, which is shed first.
+    pub fn smallest(&self) -> &str {
+        let smallest = self.0.iter().min_by_key(|(_, share)| *share);
+        smallest.map(|(name, _)| &**name).expect("`normal` is always a priority")
+    }
+
     /// The share of the limit that each priority may fill.
     pub fn shares(&self) -> Vec<Percent> {
         self.0.iter().map(|(_, share)| *share).collect()

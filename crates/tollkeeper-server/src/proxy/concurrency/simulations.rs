@@ -68,7 +68,7 @@ fn limit_follows_slower_work_at_every_load() {
     }
 }
 
-/// Over the settled half minute before the change, probes included.
+/// From 30 s to the end, probes included.
 #[test]
 fn overloaded_upstream_keeps_97_percent_of_its_throughput() {
     let seconds = run(&changing(NORMAL, 130, 1));
@@ -91,7 +91,7 @@ fn limit_that_is_not_in_use_does_not_grow() {
     assert!(shed * 50 < 90 * 120, "{shed} of 10800 requests were shed");
 }
 
-/// A third each, and 1.3 times the capacity.
+/// Each priority sends a third of the requests; together they are 1.3 times the capacity.
 #[test]
 fn low_priority_is_shed_before_high() {
     let [high, normal, low] = [100, 90, 70].map(Percent::new);

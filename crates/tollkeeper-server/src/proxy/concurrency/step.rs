@@ -17,27 +17,27 @@ const WINDOW_RESPONSES: usize = 10;
 /// Of a longer window, only this many of the last latencies count.
 const WINDOW_LATENCIES: usize = 1_000;
 /// The limit shrinks if the median latency is more than this many thousandths of the floor.
-const TOLERATED: u64 = 1_500;
+const TOLERATED_LATENCY: u64 = 1_500;
 /// What a window can shrink the limit to, in thousandths, before smoothing: at most to a half; to 0.9 if it fails.
-const STRONGEST: u64 = 500;
-const FAILING: u64 = 900;
+const STRONGEST_SHRINK: u64 = 500;
+const SHRINK_ON_FAILURES: u64 = 900;
 /// A window fails if more than this many thousandths of its responses do.
 const TOLERATED_FAILURES: usize = 50;
 /// The limit grows only if this many thousandths of it are in use.
-const BUSY: u32 = 800;
+const BUSY_SHARE: u32 = 800;
 /// One window moves the limit by a fifth of the way.
 const SMOOTHING: u64 = 5;
 /// The time between probes, which varies by 15 % in both directions, so that several proxies do not probe together.
 const PROBE_EVERY: Span = Span::from_secs(10);
 const PROBE_JITTER: u64 = 150;
 /// A probe lowers the limit for this long at most, or until it has so many responses.
-const PROBE: Span = Span::from_secs(1);
+const PROBE_TIME: Span = Span::from_secs(1);
 const PROBE_RESPONSES: usize = 30;
 /// A probe without this many responses waits for more of them, with the limit restored.
-const PROBE_LEAST: usize = 3;
+const PROBE_MIN_RESPONSES: usize = 3;
 /// The limit during a probe: this many thousandths of itself, and at least 3 requests.
 const PROBE_SHARE: u64 = 300;
-const PROBE_LIMIT: u64 = 3;
+const PROBE_MIN_LIMIT: u64 = 3;
 /// The limit before anything has been measured.
 const START: u32 = 20;
 
@@ -146,7 +146,7 @@ impl AdaptiveLimit {
     /// The limit in force: during a probe, less than [`AdaptiveLimit::limit`].
     pub fn in_force(&self) -> u32 {
         let limit = match self.is_probing() {
-            true => (self.limit * PROBE_SHARE / 1_000_000).max(PROBE_LIMIT).min(self.limit / 1_000),
+            true => (self.limit * PROBE_SHARE / 1_000_000).max(PROBE_MIN_LIMIT).min(self.limit / 1_000),
             false => self.limit / 1_000,
         };
         u32::try_from(limit).expect("at most `max`")
@@ -210,13 +210,13 @@ impl Probe {
 pub fn advance(mut state: AdaptiveLimit, now: Time) -> AdaptiveLimit {
     if let Some(probe) = &mut state.probe
         && probe.restored.is_none()
-        && now.since(probe.since) >= PROBE
+        && now.since(probe.since) >= PROBE_TIME
     {
         probe.restored = Some(now);
         state.window = Window::new(now);
     }
     if let Some(probe) =
-        state.probe.take_if(|probe| probe.restored.is_some() && probe.latencies.len() >= PROBE_LEAST)
+        state.probe.take_if(|probe| probe.restored.is_some() && probe.latencies.len() >= PROBE_MIN_RESPONSES)
     {
         state.conclude(probe, now);
     }
@@ -243,7 +243,7 @@ pub fn step(state: AdaptiveLimit, sample: &Sample, now: Time) -> AdaptiveLimit {
             if sample.ending == Ending::Answered {
                 probe.latencies.push(sample.latency);
             }
-            let needed = if probe.restored.is_some() { PROBE_LEAST } else { PROBE_RESPONSES };
+            let needed = if probe.restored.is_some() { PROBE_MIN_RESPONSES } else { PROBE_RESPONSES };
             if let Some(probe) = state.probe.take_if(|probe| probe.latencies.len() >= needed) {
                 state.conclude(probe, now);
             }
@@ -265,12 +265,13 @@ fn moved(mut state: AdaptiveLimit, now: Time) -> AdaptiveLimit {
         let floor = state.floor.map_or(median, |floor| floor.min(median));
         state.floor = Some(floor);
         // Below 2^32 microseconds each, see `median`.
-        gradient = (floor.as_micros() * TOLERATED / median.as_micros()).clamp(STRONGEST, 1_000);
+        gradient =
+            (floor.as_micros() * TOLERATED_LATENCY / median.as_micros()).clamp(STRONGEST_SHRINK, 1_000);
     }
     if window.failures * 1_000 > window.responses * TOLERATED_FAILURES {
-        gradient = gradient.min(FAILING);
+        gradient = gradient.min(SHRINK_ON_FAILURES);
     }
-    let is_busy = window.used >= BUSY;
+    let is_busy = window.used >= BUSY_SHARE;
     state.needs_probe |= is_busy;
     let mut target = state.limit * gradient / 1_000;
     if gradient == 1_000 && is_busy {

@@ -16,7 +16,7 @@ fn settings(proxy: &str) -> ProxySettings {
 
 async fn upstream(endpoints: Vec<Endpoint>) -> Upstream {
     let counters = Arc::new(Counters::default());
-    let target: Target = "http://app.test".parse().expect("a URL");
+    let target: UpstreamUrl = "http://app.test".parse().expect("a URL");
     let connector = Connector::new(&target, &TlsFiles::default(), Arc::clone(&counters)).expect("no TLS");
     let upstream = Upstream::new(Resolver::List(Mutex::new(endpoints)), connector, counters);
     upstream.resolve().await;
@@ -49,7 +49,8 @@ async fn requests_are_balanced_over_all_addresses() {
     assert!(picked.iter().all(|count| (4_500..=5_500).contains(count)), "{picked:?}");
     // The busier one gets no more until both are equally busy.
     let busy = upstream.pick(None).expect("there are addresses");
-    let _call = upstream.connect(&busy, false, &settings("{}")).await.expect("it listens");
+    let _call =
+        upstream.connect(&busy, WantedConnection::default(), &settings("{}")).await.expect("it listens");
     assert!((0..100).all(|_| !Arc::ptr_eq(&upstream.pick(None).expect("there are addresses"), &busy)));
 }
 
@@ -60,11 +61,15 @@ async fn failing_address_is_ejected_and_used_again() {
     let settings = settings("{ health: { failures: 3, eject: 100ms } }");
     let upstream = upstream(vec![first.clone(), second]).await;
     let addresses = upstream.addresses();
-    let [dead, alive] = addresses.as_slice() else { panic!("there are two addresses") };
+    let index = addresses.iter().position(|address| address.endpoint == first).expect("it was resolved");
+    let (dead, alive) = (&addresses[index], &addresses[1 - index]);
     drop(one);
     for _ in 0..3 {
         assert!(!upstream.is_ejected(dead));
-        let error = upstream.connect(dead, false, &settings).await.expect_err("nothing listens");
+        let error = upstream
+            .connect(dead, WantedConnection::default(), &settings)
+            .await
+            .expect_err("nothing listens");
         upstream.failed(dead, error, &settings.health);
     }
     assert!(upstream.is_ejected(dead));
@@ -76,13 +81,14 @@ async fn failing_address_is_ejected_and_used_again() {
     let Endpoint::Tcp(address) = first else { panic!("it is a TCP address") };
     let _again = TcpListener::bind(address).await.expect("the port is still free");
     tokio::time::timeout(Duration::from_secs(30), async {
-        while picks(&upstream, 10)[0] == 0 {
+        while picks(&upstream, 10)[index] == 0 {
             tokio::task::yield_now().await;
         }
     })
     .await
     .expect("the address is used again");
-    let call = upstream.connect(dead, false, &settings).await.expect("it listens again");
+    let call =
+        upstream.connect(dead, WantedConnection::default(), &settings).await.expect("it listens again");
     upstream.succeeded(call.address(), Duration::ZERO);
 }
 
@@ -107,9 +113,37 @@ async fn addresses_that_stay_keep_their_state() {
     upstream.resolve().await;
     let after = upstream.addresses();
     assert_eq!(after.len(), 2);
-    assert!(Arc::ptr_eq(&after[1], &before[0]));
+    assert!(after.iter().any(|address| Arc::ptr_eq(address, &before[0])));
+    // DNS servers rotate their answers: another order changes nothing.
+    list.lock().expect("not poisoned").reverse();
+    upstream.resolve().await;
+    assert!(Arc::ptr_eq(&upstream.addresses(), &after));
     // A name that resolves to nothing keeps its addresses.
     *list.lock().expect("not poisoned") = Vec::new();
     upstream.resolve().await;
     assert_eq!(upstream.addresses().len(), 2);
+}
+
+/// An HTTP/2 connection that no request has used for `idle_timeout` is closed.
+#[tokio::test]
+async fn unused_http2_connection_expires() {
+    use tokio::io::AsyncReadExt as _;
+
+    let (listener, endpoint) = listen("127.0.0.1:0").await;
+    let settings = settings("{ upstream_protocol: http2, idle_timeout: 1ms }");
+    let upstream = upstream(vec![endpoint]).await;
+    let address = upstream.pick(None).expect("there is one");
+    let (call, accepted) =
+        tokio::join!(upstream.connect(&address, WantedConnection::default(), &settings), listener.accept());
+    drop(call.expect("it listens"));
+    let mut stream = accepted.expect("a connection").0;
+    let closed = tokio::spawn(async move { stream.read_to_end(&mut Vec::new()).await });
+    tokio::time::timeout(Duration::from_secs(30), async {
+        while !closed.is_finished() {
+            address.pool.close_expired();
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the connection is closed");
 }
