@@ -1,3 +1,5 @@
+// What a limiter answers: a decision, and the state of each limit that applied.
+
 /** A limit of a decision, with the names of JavaScript. */
 export function limitState(wire) {
   const state = {};

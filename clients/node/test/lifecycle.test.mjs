@@ -121,7 +121,10 @@ test("a changed file is followed, and keeps its counts", async () => {
 test("cluster workers on memory get one warning", () => {
   const two = `${OPEN} new Limiter(${JSON.stringify({ limits })});`;
   const warnings = ({ stderr }) => stderr.split("\n").filter((line) => line.startsWith("tollkeeper:"));
-  const warning = (count) => [`tollkeeper: each of ${count} processes counts for itself: use redis:// or share: 1/${count}`];
+  const warning = (count) => [
+    `tollkeeper: each of ${count} processes has its own counters, so together they admit ${count} times the limit: ` +
+      `use redis://, or set share: 1/${count}`,
+  ];
   assert.deepEqual(warnings(script(two)), []);
   assert.deepEqual(warnings(script(two, { NODE_APP_INSTANCE: "0", instances: "4" })), warning(4));
   const cluster = `

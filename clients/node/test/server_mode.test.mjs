@@ -1,6 +1,7 @@
 // `new Limiter({ server })` against a real server, over HTTP and over RESP.
 
 import assert from "node:assert/strict";
+import { once } from "node:events";
 import { createHash } from "node:crypto";
 import { test } from "node:test";
 import { Limiter, TollkeeperError } from "tollkeeper";
@@ -165,6 +166,41 @@ test("a signal cancels a call, and is no failure of the server", async () => {
   }
 });
 
+test("the caller's own timeout keeps the RESP connection", async () => {
+  const { port, sockets } = await silence();
+  const limiter = new Limiter({ server: `redis://127.0.0.1:${port}`, timeout });
+  const late = () => AbortSignal.timeout(1);
+  for (let call = 0; call < 2; call++) {
+    assert.equal((await thrown(() => limiter.check({}, { signal: late() }))).name, "TimeoutError");
+    await until(() => sockets.size > 0);
+  }
+  assert.equal(sockets.size, 1);
+  await limiter.close();
+});
+
+test("the scheme of a server is read in any case", async () => {
+  const { http } = await server(POLICY);
+  const limiter = new Limiter({ server: http.replace("http", "HTTP"), timeout });
+  const visit = await limiter.visit(
+    { method: "GET", url: "/", headers: {}, rawHeaders: [] },
+    { facts: () => ({ tenant: "acme" }) },
+  );
+  assert.deepEqual([visit.allowed, visit.isOpen], [true, true]);
+  visit.gone();
+});
+
+test("leaving the scope of a slot reports a lost server", async () => {
+  const { http, child } = await server(POLICY);
+  const errors = [];
+  const limiter = new Limiter({ server: http, timeout }).on("error", (error) => errors.push(error.code));
+  const { slot } = await limiter.acquire({ tenant: "acme" });
+  child.kill("SIGKILL");
+  await once(child, "exit");
+  await slot[Symbol.asyncDispose ?? Symbol.for("nodejs.asyncDispose")]();
+  assert.deepEqual(errors, ["unavailable"]);
+  assert.equal((await thrown(() => slot.release())).code, "unavailable");
+});
+
 test("server mode never loads the addon", async () => {
   const { http } = await server(POLICY);
   await new Limiter({ server: http, timeout }).check({ user: "alice" });
@@ -179,6 +215,7 @@ test("wrong options are refused at once", () => {
     [{ server: "127.0.0.1:8080" }, /must begin with http:|is not a URL/],
     [{ server: "ftp://a" }, /must begin with http:/],
     [{ server: "http://a", timeout: "1s" }, /number of milliseconds/],
+    [{ server: "http://a", timeout: 2 ** 31 }, /number of milliseconds/],
     [{ server: "http://a", onUnavailable: "open" }, /"allow" or "deny"/],
     [{ server: "http://a", retries: 3 }, /unknown option `retries`/],
   ]) {
