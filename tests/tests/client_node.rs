@@ -37,6 +37,8 @@ files![
     input,
     lifecycle,
     memory,
+    middleware,
+    middleware_redis,
     middleware_server,
     next,
     page,

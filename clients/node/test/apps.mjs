@@ -15,6 +15,20 @@ import onFastify from "tollkeeper/fastify";
 import { withLimits } from "tollkeeper/fetch";
 import { tollkeeper as onHono } from "tollkeeper/hono";
 
+/** The limits of these applications. */
+export const POLICY = {
+  retry_after_jitter: "0%",
+  http: {
+    routes: ["/", "/login", "/stream"],
+    facts: { email: { from: "body.email", normalize: ["lowercase", "trim"] } },
+  },
+  limits: [
+    { name: "per-ip", when: { route: "/" }, by: "ip", rate: "5/day", algorithm: "sliding-log" },
+    { name: "login", when: { route: "/login" }, by: "email", rate: "5/day", algorithm: "sliding-log", deduct_when: { status: [401] } },
+    { name: "streams", when: { route: "/stream" }, by: "ip", algorithm: "concurrency", limit: 1 },
+  ],
+};
+
 const statusOf = ({ password }) => (password === "right" ? 200 : 401);
 
 /** Name to a function that starts the application: `(limiter, options, seen) => Promise<url>`. `seen` counts handled requests. */
@@ -26,6 +40,9 @@ export const APPS = {
   Hono: honoApp,
   fetch: fetchApp,
 };
+
+/** Whether the callbacks of an application get a `Request`, or the context of Hono, and return a `Response`. */
+export const isFetch = (name) => name === "Hono" || name === "fetch";
 
 async function expressApp(express, limiter, options, seen) {
   const app = express();

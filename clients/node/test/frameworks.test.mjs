@@ -5,21 +5,8 @@ import { Agent, get as httpGet } from "node:http";
 import { connect } from "node:net";
 import { describe, test } from "node:test";
 import { Limiter } from "tollkeeper";
-import { APPS } from "./apps.mjs";
-import { until } from "./helper.mjs";
-
-const POLICY = {
-  retry_after_jitter: "0%",
-  http: {
-    routes: ["/", "/login", "/stream"],
-    facts: { email: { from: "body.email", normalize: ["lowercase", "trim"] } },
-  },
-  limits: [
-    { name: "per-ip", when: { route: "/" }, by: "ip", rate: "5/day", algorithm: "sliding-log" },
-    { name: "login", when: { route: "/login" }, by: "email", rate: "5/day", algorithm: "sliding-log", deduct_when: { status: [401] } },
-    { name: "streams", when: { route: "/stream" }, by: "ip", algorithm: "concurrency", limit: 1 },
-  ],
-};
+import { APPS, POLICY } from "./apps.mjs";
+import { firstChunk, until } from "./helper.mjs";
 
 const DIALECTS = {
   ietf: ["ratelimit-policy", "ratelimit"],
@@ -141,18 +128,20 @@ for (const [name, start] of Object.entries(APPS)) {
 
     test("a client that leaves during facts holds nothing", async () => {
       const { promise, resolve } = withResolvers();
-      let waiting = 0;
+      let [waiting, decided] = [0, 0];
       const facts = () => ((waiting += 1), promise);
-      const { url, limiter, handled } = await app(POLICY, { facts });
+      // The cost is asked for after the facts and right before the decision.
+      const cost = () => ((decided += 1), 1);
+      const { url, limiter } = await app(POLICY, { facts, cost });
       const { port } = new URL(url);
       const socket = connect(Number(port), "127.0.0.1");
-      socket.end("GET /stream HTTP/1.1\r\nHost: a\r\n\r\n");
+      socket.write("GET /stream HTTP/1.1\r\nHost: a\r\n\r\n");
       await until(() => waiting === 1);
       socket.destroy();
       await until(() => socket.closed);
       resolve({ ip: "127.0.0.1" });
+      await until(() => decided === 1);
       await until(async () => (await limiter.peek({ ip: "127.0.0.1", route: "/stream" })).allowed);
-      assert.equal(handled(), 0);
     });
   });
 }
@@ -167,16 +156,6 @@ function statusOf(url, agent) {
     const request = httpGet(url, { agent }, (response) => {
       response.resume();
       response.on("end", () => resolve(response.statusCode));
-    });
-    request.on("error", reject);
-  });
-}
-
-/** A response of which the first chunk has arrived; `null` if it was refused. */
-function firstChunk(url) {
-  return new Promise((resolve, reject) => {
-    const request = httpGet(url, { agent: false }, (response) => {
-      response.once("data", () => resolve(response.statusCode === 200 ? request : null));
     });
     request.on("error", reject);
   });
