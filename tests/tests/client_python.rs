@@ -31,7 +31,7 @@ macro_rules! files {
     };
 }
 
-files![bypasses, engine, fork, frameworks, limits_storage, memory, page, redis, server_mode];
+files![bypasses, engine, fork, frameworks, limits_storage, memory, middleware, page, redis, server_mode];
 
 #[test]
 fn types_are_complete_and_accept_the_examples() {
