@@ -173,7 +173,7 @@ def on_redis(socket):
         return lambda: mine_async.check({"user": "alice"})
 
     async def make_theirs():
-        # redispy is the implementation that the prototype of this table was measured with.
+        # With redis-py, which is installed for the other rows; the default, coredis, would be one more dependency.
         storage = limits.aio.storage.RedisStorage(f"async+redis+unix://{socket}", implementation="redispy")
         hit = limits.aio.strategies.FixedWindowRateLimiter(storage).hit
         return lambda: hit(item, "alice")

@@ -1,4 +1,4 @@
-// The programs of docs/node.md, which the test in Rust has written to the folder `page`.
+// Runs the programs of docs/node.md, which tests/tests/client_node.rs writes to the folder `page`.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
