@@ -29,6 +29,15 @@ export const POLICY = {
   ],
 };
 
+/** Each dialect of rate-limit headers, and the names of its headers. */
+export const DIALECTS = {
+  ietf: ["ratelimit-policy", "ratelimit"],
+  "x-ratelimit": ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"],
+  "draft-03": ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
+  "draft-06": ["ratelimit-policy", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
+  "draft-07": ["ratelimit-policy", "ratelimit"],
+};
+
 const statusOf = ({ password }) => (password === "right" ? 200 : 401);
 
 /** Name to a function that starts the application: `(limiter, options, seen) => Promise<url>`. `seen` counts handled requests. */

@@ -1,20 +1,12 @@
 // The middlewares in real frameworks, with the engine in this process.
 
 import assert from "node:assert/strict";
-import { Agent, get as httpGet } from "node:http";
+import { Agent } from "node:http";
 import { connect } from "node:net";
 import { describe, test } from "node:test";
 import { Limiter } from "tollkeeper";
-import { APPS, POLICY } from "./apps.mjs";
-import { firstChunk, until } from "./helper.mjs";
-
-const DIALECTS = {
-  ietf: ["ratelimit-policy", "ratelimit"],
-  "x-ratelimit": ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"],
-  "draft-03": ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
-  "draft-06": ["ratelimit-policy", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
-  "draft-07": ["ratelimit-policy", "ratelimit"],
-};
+import { APPS, DIALECTS, POLICY } from "./apps.mjs";
+import { firstChunk, statusOf, until } from "./helper.mjs";
 
 for (const [name, start] of Object.entries(APPS)) {
   describe(name, () => {
@@ -149,14 +141,4 @@ for (const [name, start] of Object.entries(APPS)) {
 function withResolvers() {
   let resolve;
   return { promise: new Promise((settle) => (resolve = settle)), resolve };
-}
-
-function statusOf(url, agent) {
-  return new Promise((resolve, reject) => {
-    const request = httpGet(url, { agent }, (response) => {
-      response.resume();
-      response.on("end", () => resolve(response.statusCode));
-    });
-    request.on("error", reject);
-  });
 }

@@ -150,3 +150,14 @@ export function firstChunk(url) {
     request.on("error", reject);
   });
 }
+
+/** The status of a response, over a connection of this agent. */
+export function statusOf(url, agent) {
+  return new Promise((resolve, reject) => {
+    const request = get(url, { agent }, (response) => {
+      response.resume();
+      response.on("end", () => resolve(response.statusCode));
+    });
+    request.on("error", reject);
+  });
+}
