@@ -22,7 +22,8 @@ export class TollkeeperStore {
   constructor({ store = "memory://", algorithm = "sliding-window", prefix, redis, ...others } = {}) {
     const unknown = Object.keys(others);
     if (unknown.length > 0) {
-      throw new TypeError(`unknown option \`${unknown[0]}\`: a TollkeeperStore takes store, algorithm, prefix and redis`);
+      const known = "store, algorithm, prefix and redis";
+      throw new TypeError(`unknown option \`${unknown[0]}\`: a TollkeeperStore takes ${known}`);
     }
     this.#options = { store, algorithm, redis: prefix === undefined ? redis : { prefix, ...redis } };
     this.prefix = prefix;

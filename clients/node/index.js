@@ -207,8 +207,9 @@ export class Limiter {
   #correct(verb, charge, options) {
     const { cost, facts } = onlyOptions(options, ["cost", "facts"]);
     if (typeof charge !== "string") {
-      const what = `\`charge\` must be the \`charge\` of an earlier decision, not ${charge === null ? "null" : typeof charge}`;
-      throw new TollkeeperError("invalid_json", what, "charge");
+      const kind = charge === null ? "null" : typeof charge;
+      const message = `\`charge\` must be the \`charge\` of an earlier decision, not ${kind}`;
+      throw new TollkeeperError("invalid_json", message, "charge");
     }
     let text = `{"charge":${JSON.stringify(charge)}`;
     if (cost !== undefined) text += `,"cost":${costOf(cost)}`;
@@ -326,6 +327,7 @@ function warnOfProcesses() {
   const { NODE_APP_INSTANCE, instances = "N" } = process.env;
   if (hasWarned || (NODE_APP_INSTANCE === undefined && !process.getBuiltinModule("node:cluster").isWorker)) return;
   hasWarned = true;
-  const what = `each of ${instances} processes has its own counters, so together they admit ${instances} times the limit`;
-  console.warn(`tollkeeper: ${what}: use redis://, or set share: 1/${instances}`);
+  const together = `so together they admit ${instances} times the limit`;
+  const advice = `use redis://, or set share: 1/${instances}`;
+  console.warn(`tollkeeper: each of ${instances} processes has its own counters, ${together}: ${advice}`);
 }

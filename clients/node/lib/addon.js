@@ -29,9 +29,9 @@ function notBuilt(why, folder = "clients/node") {
 }
 
 /**
- * A call that has to wait for Redis returns `null`. This thread runs it: `native.run()` starts the calls that were made,
- * continues those whose reply has arrived, and returns the answers, as `NUMBER\nTEXT`. Events arrive with them, as
- * `eLISTENER\nKIND\nMESSAGE`.
+ * A call that has to wait for Redis returns `null`. This thread runs it: `native.run()` starts the calls that were
+ * made, continues those whose reply has arrived, and returns the answers, as `NUMBER\nTEXT`. Events arrive with them,
+ * as `eLISTENER\nKIND\nMESSAGE`.
  */
 function withPromises(native) {
   /** The name of a call to the number under which the addon knows it. */

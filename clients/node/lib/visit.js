@@ -21,7 +21,12 @@ const LARGE = { kind: TOO_LARGE, text: "" };
 const QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const RENEW_MS = 10_000;
 const PROBLEM = { "content-type": "application/problem+json", "cache-control": "no-store" };
-const TITLES = { 400: "Bad Request", 413: "Content Too Large", 415: "Unsupported Media Type", 503: "Service Unavailable" };
+const TITLES = {
+  400: "Bad Request",
+  413: "Content Too Large",
+  415: "Unsupported Media Type",
+  503: "Service Unavailable",
+};
 
 /**
  * A request as it arrived. `method`, `target` and `headers` (names and values in one list) are those that the client
@@ -131,7 +136,8 @@ export function parsedBody(request, body) {
   }
   const fields = Object.create(null);
   for (const name of Object.keys(body)) fields[name] = flat(body[name]);
-  return { kind: JSON_BODY, text: JSON.stringify(fields, (_, value) => (typeof value === "bigint" ? String(value) : value)) };
+  const asJson = (_, value) => (typeof value === "bigint" ? String(value) : value);
+  return { kind: JSON_BODY, text: JSON.stringify(fields, asJson) };
 }
 
 function hasNoBody({ headers, stream }) {
@@ -246,7 +252,8 @@ export function rateLimitsOf({ "content-type": _type, "cache-control": _cache, .
 }
 
 /**
- * Reads facts and cost of the application, and decides by the head of the request. Returns the visit, or a promise of it.
+ * Reads facts and cost of the application, and decides by the head of the request. Returns the visit, or a promise of
+ * it.
  * @param {import("../index.js").Limiter} limiter
  */
 export function enter(limiter, { facts, cost, skip, onRefused }, request, arrival) {

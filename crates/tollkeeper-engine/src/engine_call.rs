@@ -19,7 +19,8 @@ pub enum EngineCall<T> {
     Pending(Pending<T>),
 }
 
-/// The answer of a remote store. Any executor can poll it, or the engine runs it. Dropping it cancels the call.
+/// A call to a remote store: a future of its answer. Any executor can poll it, [`Pending::spawn`] runs it on the engine's
+/// runtime. Dropping it cancels the call.
 #[must_use = "nothing is asked before it is polled"]
 pub struct Pending<T> {
     answer: Pin<Box<dyn Future<Output = T> + Send>>,

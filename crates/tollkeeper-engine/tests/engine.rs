@@ -1,5 +1,7 @@
 //! Opening, naming, reloading and closing engines, and calls on Redis.
 
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
 use std::fs;
 use std::sync::{Arc, mpsc};
 use std::thread;
