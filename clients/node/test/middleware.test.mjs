@@ -1,10 +1,12 @@
 // What the middlewares do around a decision: callbacks, bodies, delays, and responses that something else has sent.
 
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { describe, test } from "node:test";
 import express from "express";
 import { Limiter } from "tollkeeper";
 import { tollkeeper } from "tollkeeper/express";
+import { withLimits } from "tollkeeper/fetch";
 import { testing } from "tollkeeper/testing";
 import { APPS, isFetch } from "./apps.mjs";
 import { redis, served, until } from "./helper.mjs";
@@ -166,6 +168,17 @@ test("a response that is already sent holds no slot", async () => {
     assert.equal(await (await fetch(url)).text(), "early");
     await until(() => decided === request);
     await until(async () => (await limiter.peek({ ip: "127.0.0.1" })).allowed);
+  }
+});
+
+test("a delay leaves no listener on the signal of a request", async () => {
+  const { limiter } = testing({ limits: [{ name: "shaped", rate: "100/s", algorithm: "leaky-bucket", burst: 3 }] });
+  const limited = withLimits(limiter, () => new Response("hello"));
+  const { signal } = new AbortController();
+  for (let count = 0; count < 3; count++) {
+    const request = new Request("http://a.test/", { signal });
+    assert.equal((await limited(request)).status, 200);
+    assert.equal(getEventListeners(request.signal, "abort").length, 0);
   }
 });
 

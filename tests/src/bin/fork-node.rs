@@ -1,6 +1,8 @@
-//! Opens a limiter, forks, and uses it in both processes: `fork-node URL outside|current|multi`, or
-//! `fork-node FILE snapshot` for a memory store that is saved to a file, or `fork-node CONFIG engine` for an engine that
-//! follows its config.
+//! Opens a limiter, forks, and uses it in both processes:
+//!
+//! - `fork-node URL outside|current|multi`: on Redis, outside of a runtime or in one of that kind,
+//! - `fork-node FILE snapshot`: on a memory store that is saved to a file,
+//! - `fork-node CONFIG engine`: as an engine that follows its config file.
 //!
 //! There is no safe way to fork in Rust. The test preloads a library that replaces `getppid` with `fork`: it returns the
 //! process id of the child in the parent, and 0 in the child.
