@@ -25,7 +25,9 @@ const median = (values) => [...values].sort((a, b) => a - b)[values.length >> 1]
 const rounded = (value) => value.toFixed(Math.abs(value) < 10 ? 2 : 1);
 const figure = (name, value) => console.log(`figure ${name} ${rounded(value)}`);
 const ratio = (name, value) => console.log(`ratio ${name} ${value.toFixed(2)}`);
-const goal = (name, want, met, got) => console.log(`goal ${name} want${want} got ${got.toFixed(2)} ${met ? "ok" : "MISSED"}`);
+const goal = (name, want, met, got) => {
+  console.log(`goal ${name} want${want} got ${got.toFixed(2)} ${met ? "ok" : "MISSED"}`);
+};
 
 /** Runs every side once per round; returns the median of each. */
 async function rounds(name, sides) {
@@ -56,9 +58,12 @@ async function memory() {
   const awaited = (check) => async (calls) => {
     for (let call = 0; call < calls; call++) await check();
   };
+  const repeated = (check) => (calls) => {
+    for (let call = 0; call < calls; call++) check();
+  };
   const sides = {
     "check-allowed": () => cpuPerCall(50_000, awaited(() => ours.check({ user: "alice" }))),
-    "checksync-allowed": () => cpuPerCall(50_000, (calls) => { for (let call = 0; call < calls; call++) ours.checkSync({ user: "alice" }); }),
+    "checksync-allowed": () => cpuPerCall(50_000, repeated(() => ours.checkSync({ user: "alice" }))),
     "flexible-allowed": () => cpuPerCall(50_000, awaited(() => theirs.consume("alice"))),
     "check-refused": () => cpuPerCall(50_000, awaited(() => none.check({ user: "alice" }))),
     "flexible-refused": () => cpuPerCall(50_000, awaited(() => theirNone.consume("alice").catch((refusal) => refusal))),
@@ -68,7 +73,8 @@ async function memory() {
   for (const outcome of ["allowed", "refused"]) {
     const value = got[`flexible-${outcome}`] / got[`check-${outcome}`];
     ratio(`node-memory-${outcome}/rate-limiter-flexible`, value);
-    if (value < 1) console.log(`note node-memory-${outcome}: their map in JavaScript is faster, ours crosses into native code`);
+    const note = "their map in JavaScript is faster, ours crosses into native code";
+    if (value < 1) console.log(`note node-memory-${outcome}: ${note}`);
   }
 }
 
@@ -78,11 +84,13 @@ async function redis() {
   await once(listener, "listening");
   const { port } = listener.address();
   listener.close();
-  const server = spawn("redis-server", ["--port", port, "--save", "", "--appendonly", "no", "--dir", folder], { stdio: "ignore" });
+  const args = ["--port", port, "--save", "", "--appendonly", "no", "--dir", folder];
+  const server = spawn("redis-server", args, { stdio: "ignore" });
   const client = new Redis(port, "127.0.0.1", { maxRetriesPerRequest: null });
   await client.ping();
   const limit = (name, by) => ({ name, by, rate: `${MANY}/min`, algorithm: "fixed-window" });
-  const open = (limits) => new Limiter({ store: `redis://127.0.0.1:${port}/`, redis: { deadline: "5s", denial_bound: false }, limits });
+  const settings = { store: `redis://127.0.0.1:${port}/`, redis: { deadline: "5s", denial_bound: false } };
+  const open = (limits) => new Limiter({ ...settings, limits });
   const ours = open([limit("a", "user")]);
   const three = open([limit("a", "user"), limit("b", "tenant"), limit("c", "route")]);
   const theirs = new RateLimiterRedis({ storeClient: client, points: MANY, duration: 60 });

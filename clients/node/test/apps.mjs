@@ -24,7 +24,14 @@ export const POLICY = {
   },
   limits: [
     { name: "per-ip", when: { route: "/" }, by: "ip", rate: "5/day", algorithm: "sliding-log" },
-    { name: "login", when: { route: "/login" }, by: "email", rate: "5/day", algorithm: "sliding-log", deduct_when: { status: [401] } },
+    {
+      name: "login",
+      when: { route: "/login" },
+      by: "email",
+      rate: "5/day",
+      algorithm: "sliding-log",
+      deduct_when: { status: [401] },
+    },
     { name: "streams", when: { route: "/stream" }, by: "ip", algorithm: "concurrency", limit: 1 },
   ],
 };
@@ -40,7 +47,10 @@ export const DIALECTS = {
 
 const statusOf = ({ password }) => (password === "right" ? 200 : 401);
 
-/** Name to a function that starts the application: `(limiter, options, seen) => Promise<url>`. `seen` counts handled requests. */
+/**
+ * Name to a function that starts the application: `(limiter, options, seen) => Promise<url>`. `seen` counts handled
+ * requests.
+ */
 export const APPS = {
   "Express 5": (...rest) => expressApp(express5, ...rest),
   "Express 4": (...rest) => expressApp(express4, ...rest),
@@ -112,7 +122,8 @@ async function fetchApp(limiter, options, seen) {
   };
   const ip = (request, { incoming }) => incoming.socket.remoteAddress;
   const limited = withLimits(limiter, handler, { ip, ...options });
-  const answered = (request, env) => limited(request, env).catch((error) => new Response(error.message, { status: 500 }));
+  const failed = (error) => new Response(error.message, { status: 500 });
+  const answered = (request, env) => limited(request, env).catch(failed);
   return listening(serve({ fetch: answered, port: 0, hostname: "127.0.0.1" }));
 }
 

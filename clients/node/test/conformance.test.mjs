@@ -9,7 +9,8 @@ import { test } from "node:test";
 
 const folder = process.env.CONFORMANCE;
 const files = readdirSync(folder).filter((name) => name.endsWith(".json") && name !== "bypasses.json");
-const addon = createRequire(import.meta.url)(fileURLToPath(new URL("tollkeeper.node", import.meta.resolve("tollkeeper"))));
+const path = fileURLToPath(new URL("tollkeeper.node", import.meta.resolve("tollkeeper")));
+const addon = createRequire(import.meta.url)(path);
 addon.connect(() => {});
 const CALLS = addon.calls();
 

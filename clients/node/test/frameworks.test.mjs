@@ -50,13 +50,14 @@ for (const [name, start] of Object.entries(APPS)) {
       const { url } = await app();
       const login = async (email, password) => {
         const body = JSON.stringify({ email, password });
-        const answer = await fetch(`${url}/login`, { method: "POST", body, headers: { "content-type": "application/json" } });
+        const headers = { "content-type": "application/json" };
+        const answer = await fetch(`${url}/login`, { method: "POST", body, headers });
         await answer.text();
         return answer.status;
       };
       for (let attempt = 0; attempt < 20; attempt++) assert.equal(await login("alice@example.test", "right"), 200);
-      for (const email of ["alice@example.test", "Alice@example.test", " ALICE@example.test", "alice@example.test", "alice@example.test"]) {
-        assert.equal(await login(email, "wrong"), 401);
+      for (const name of ["alice", "Alice", " ALICE", "alice", "alice"]) {
+        assert.equal(await login(`${name}@example.test`, "wrong"), 401);
       }
       assert.equal(await login("alice@example.test", "right"), 429);
       assert.equal(await login("bob@example.test", "right"), 200);

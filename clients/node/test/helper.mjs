@@ -70,7 +70,8 @@ export async function freePort() {
 export async function redis(port) {
   for (;;) {
     const chosen = port ?? (await freePort());
-    const child = start("redis-server", ["--port", String(chosen), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"], { cwd: folder() });
+    const args = ["--port", String(chosen), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
+    const child = start("redis-server", args, { cwd: folder() });
     try {
       await Promise.race([line(child, "").then(() => connected(chosen)), ended(child)]);
       child.stdout.resume();

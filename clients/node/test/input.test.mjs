@@ -84,7 +84,8 @@ test("unusual values are counted like their text", async () => {
 });
 
 test("bad calls of other methods are errors", async () => {
-  const limiter = new Limiter({ limits: [...limits, { name: "exports", by: "user", algorithm: "concurrency", limit: 1 }] });
+  const slots = { name: "exports", by: "user", algorithm: "concurrency", limit: 1 };
+  const limiter = new Limiter({ limits: [...limits, slots] });
   for (const [call, code] of [
     [() => limiter.refund(undefined), "invalid_json"],
     [() => limiter.settle(null), "invalid_json"],
@@ -99,8 +100,13 @@ test("bad calls of other methods are errors", async () => {
     const error = await thrown(() => limiter.untilAllowed({ user: "alice" }, { timeout }));
     assert.match(error.message, /is not a number of milliseconds/);
   }
-  for (const options of [{ limits: [{ name: "a", rate: "5/parsec" }] }, { limits: [{ name: "a" }] }, { limits: [], colour: "red" }]) {
-    assert.throws(() => new Limiter(options), { name: "TollkeeperError", code: "invalid_config" }, JSON.stringify(options));
+  const invalid = { name: "TollkeeperError", code: "invalid_config" };
+  for (const options of [
+    { limits: [{ name: "a", rate: "5/parsec" }] },
+    { limits: [{ name: "a" }] },
+    { limits: [], colour: "red" },
+  ]) {
+    assert.throws(() => new Limiter(options), invalid, JSON.stringify(options));
   }
   assert.throws(() => new Limiter({ config: "/nonexistent/tollkeeper.yaml" }), /nonexistent/);
   assert.throws(() => new Limiter({ limits: [], name: 7 }));

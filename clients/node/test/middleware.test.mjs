@@ -60,7 +60,8 @@ for (const [name, start] of Object.entries(APPS)) {
           assert.deepEqual([(await fetch(url)).status, (await fetch(url)).status], [200, 500]);
         }
         for (const onError of [sync, async () => sync()]) {
-          const url = await start(quiet({ ...options, limits: [once] }), { facts: async () => sync(), onError }, () => 1);
+          const facts = async () => sync();
+          const url = await start(quiet({ ...options, limits: [once] }), { facts, onError }, () => 1);
           assert.equal((await fetch(url)).status, 500);
         }
       }

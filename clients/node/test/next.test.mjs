@@ -44,8 +44,8 @@ const FILES = {
   `,
   "app/stream/route.js": `${HEAD}
     export const GET = withLimits(new Limiter(policy), () => {
-      const body = new ReadableStream({ start: (controller) => controller.enqueue(new TextEncoder().encode("first\\n")) });
-      return new Response(body);
+      const start = (controller) => controller.enqueue(new TextEncoder().encode("first\\n"));
+      return new Response(new ReadableStream({ start }));
     }, { ip });
   `,
 };
@@ -95,7 +95,8 @@ test("of 100 connections exactly 5 are admitted", async () => {
 test("only failed logins count", async () => {
   const login = async (password) => {
     const body = JSON.stringify({ email: "alice@example.test", password });
-    return (await fetch(`${url}/login`, { method: "POST", body, headers: { "content-type": "application/json" } })).status;
+    const headers = { "content-type": "application/json" };
+    return (await fetch(`${url}/login`, { method: "POST", body, headers })).status;
   };
   for (let attempt = 0; attempt < 10; attempt++) assert.equal(await login("right"), 200);
   for (let attempt = 0; attempt < 5; attempt++) assert.equal(await login("wrong"), 401);

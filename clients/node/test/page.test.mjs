@@ -35,7 +35,8 @@ test("the Express app counts failed logins and shows usage", async () => {
   const url = await serving("app.mjs", "/healthz");
   const login = async (password) => {
     const body = JSON.stringify({ email: "alice@example.test", password });
-    return (await fetch(`${url}/login`, { method: "POST", body, headers: { "content-type": "application/json" } })).status;
+    const headers = { "content-type": "application/json" };
+    return (await fetch(`${url}/login`, { method: "POST", body, headers })).status;
   };
   assert.equal(await login("secret"), 200);
   for (let guess = 0; guess < 5; guess++) assert.equal(await login("guess"), 401);

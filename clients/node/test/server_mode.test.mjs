@@ -90,7 +90,11 @@ test("a wrong token or URL is an error, never a pass", async () => {
     const error = await thrown(() => new Limiter({ ...options, timeout }).check({ user: "alice" }));
     assert.deepEqual([error.constructor, error.code], [TollkeeperError, code]);
   }
-  for (const options of [{ server: http, token: "data" }, { server: resp, token: "data" }, { server: resp.replace("//", "//:data@") }]) {
+  for (const options of [
+    { server: http, token: "data" },
+    { server: resp, token: "data" },
+    { server: resp.replace("//", "//:data@") },
+  ]) {
     assert.equal((await new Limiter({ ...options, timeout }).check({ user: "alice" })).degraded, null);
   }
 });
@@ -117,7 +121,8 @@ test("an unavailable server is decided by onUnavailable", async () => {
     const errors = [];
     const open = new Limiter({ server, timeout }).on("error", (error) => errors.push(error.message));
     const admitted = await open.check({});
-    assert.deepEqual([admitted.allowed, admitted.degraded, admitted.binding, admitted.limits], [true, "allow", null, []]);
+    const { allowed, degraded, binding, limits } = admitted;
+    assert.deepEqual([allowed, degraded, binding, limits], [true, "allow", null, []]);
     assert.match(errors.join("; "), why);
     const closed = new Limiter({ server, timeout, onUnavailable: "deny" }).on("error", () => {});
     const refused = await closed.check({});
@@ -138,7 +143,9 @@ test("after five failures the server is not asked for a second", async () => {
   let up = false;
   const url = await served((request, response) => {
     asked += 1;
-    response.writeHead(up ? 200 : 500).end('{"allowed":true,"binding":null,"retry_after":null,"delay":0,"degraded":null,"charge":null,"limits":[]}');
+    const none = { binding: null, retry_after: null, degraded: null, charge: null };
+    const answer = { allowed: true, ...none, delay: 0, limits: [] };
+    response.writeHead(up ? 200 : 500).end(JSON.stringify(answer));
   });
   const limiter = new Limiter({ server: url, timeout }).on("error", () => {});
   for (let request = 0; request < 50; request++) assert.equal((await limiter.check({})).degraded, "allow");
@@ -152,7 +159,8 @@ test("a signal cancels a call, and is no failure of the server", async () => {
   const { port, sockets } = await silence();
   for (const scheme of ["http", "redis"]) {
     const errors = [];
-    const limiter = new Limiter({ server: `${scheme}://127.0.0.1:${port}`, timeout }).on("error", (error) => errors.push(error));
+    const limiter = new Limiter({ server: `${scheme}://127.0.0.1:${port}`, timeout });
+    limiter.on("error", (error) => errors.push(error));
     const reason = new Error("the caller left");
     assert.equal(await thrown(() => limiter.check({}, { signal: AbortSignal.abort(reason) })), reason);
     const controller = new AbortController();
