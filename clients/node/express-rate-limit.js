@@ -1,3 +1,5 @@
+// A store for express-rate-limit and hono-rate-limiter, which keep their own middleware.
+
 import { Limiter } from "./index.js";
 
 const NAME = "express-rate-limit";
@@ -19,7 +21,10 @@ export class TollkeeperStore {
 
   constructor({ store = "memory://", algorithm = "sliding-window", prefix, redis, ...others } = {}) {
     const unknown = Object.keys(others);
-    if (unknown.length > 0) throw new TypeError(`unknown option \`${unknown[0]}\`: a TollkeeperStore takes store, algorithm, prefix and redis`);
+    if (unknown.length > 0) {
+      const known = "store, algorithm, prefix and redis";
+      throw new TypeError(`unknown option \`${unknown[0]}\`: a TollkeeperStore takes ${known}`);
+    }
     this.#options = { store, algorithm, redis: prefix === undefined ? redis : { prefix, ...redis } };
     this.prefix = prefix;
     this.localKeys = store.startsWith("memory:");
@@ -29,7 +34,9 @@ export class TollkeeperStore {
     this.#refused = null;
     try {
       if (typeof limit !== "number") {
-        throw new TypeError("a TollkeeperStore needs a number as `limit`: use tollkeeper/express and `tiers` for limits that differ");
+        throw new TypeError(
+          "a TollkeeperStore needs a number as `limit`: use tollkeeper/express and `tiers` for limits that differ",
+        );
       }
       const { store, algorithm, redis } = this.#options;
       const rate = limit === 0 ? "0/s" : `${limit}/${windowMs}ms`;

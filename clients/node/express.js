@@ -1,6 +1,8 @@
+// Middleware for Express 4 and 5, and Connect.
+
 import { decide } from "./lib/node.js";
 import { middlewareOptions } from "./lib/options.js";
-import { arrivalOf, parsedBody } from "./lib/visit.js";
+import { arrivalOf, enter, parsedBody, problemOf } from "./lib/visit.js";
 
 /**
  * Middleware for Express 4 and 5, and Connect.
@@ -8,24 +10,37 @@ import { arrivalOf, parsedBody } from "./lib/visit.js";
  * @param {object} [options]
  */
 export function tollkeeper(limiter, options) {
-  const { facts, cost, skip, onRefused, onError } = middlewareOptions(limiter, options);
+  const { onRefused, onError, ...known } = middlewareOptions(limiter, options);
   return function tollkeeper(request, response, next) {
     const setHeaders = (headers) => {
       for (const name of Object.keys(headers)) response.setHeader(name, headers[name]);
     };
-    const fail = (error) => (onError === undefined ? next(error) : onError(error, request, response, next));
-    const own = { facts, cost, skip, onRefused: onRefused && ((decision) => onRefused(request, response, decision)) };
-    decide(limiter, own, request, response, arrivalOf(request), parsedBody(request.body), {
+    const own = {
+      ...known,
+      onRefused: onRefused && ((decision) => onRefused(request, response, decision)),
+      onError: onError && ((error) => onError(error, request, response, next)),
+    };
+    const framework = {
       pass: () => next(),
+      fail: next,
       setHeaders,
       refuse(status, headers, body) {
         setHeaders(headers);
         response.statusCode = status;
         response.end(body);
       },
-      needsBody: (what) => fail(new Error(`${what}: put express.json() before tollkeeper()`)),
-      fail,
-    });
+      body: () => parsedBody(request, request.body),
+      needsBody({ needsBody }) {
+        // The parsers of Express define `body` on every request, and leave it undefined if they do not read its type.
+        if ("body" in request) {
+          const { status, headers, body } = problemOf(415, `${needsBody}, and no parser reads this content type`);
+          framework.refuse(status, headers, body);
+          return undefined;
+        }
+        return new Error(`${needsBody}: put express.json() before tollkeeper()`);
+      },
+    };
+    decide(limiter, own, response, framework, () => enter(limiter, own, request, arrivalOf(request)));
   };
 }
 

@@ -1,38 +1,48 @@
+// Plugin for Fastify 5.
+
 import { decide } from "./lib/node.js";
 import { middlewareOptions } from "./lib/options.js";
-import { arrivalOf, parsedBody } from "./lib/visit.js";
+import { UNREAD, arrivalOf, enter, parsedBody } from "./lib/visit.js";
 
 /**
  * Plugin for Fastify: decides in `onRequest`, and in `preHandler` a request whose limits need a field of its body.
  * @param {import("fastify").FastifyInstance} app
  */
 export default function tollkeeper(app, { limiter, hook = "onRequest", prefix, logLevel, ...options }, done) {
-  const { facts, cost, skip, onRefused, onError } = middlewareOptions(limiter, options);
+  const { onRefused, onError, ...known } = middlewareOptions(limiter, options);
   if (hook !== "onRequest" && hook !== "preHandler") {
     throw new TypeError(`the option \`hook\` must be "onRequest" or "preHandler", not ${JSON.stringify(hook)}`);
   }
-  const awaitsBody = new WeakSet();
+  /** Request to the visit that waits for its body. */
+  const awaitingBody = new WeakMap();
 
-  const decideIn = (here) => (request, reply, next) => {
-    const fail = (error) => (onError === undefined ? next(error) : onError(error, request, reply, next));
-    const own = { facts, cost, skip, onRefused: onRefused && ((decision) => onRefused(request, reply, decision)) };
-    const body = parsedBody(request.body ?? undefined);
-    decide(limiter, own, request, reply.raw, arrivalOf(request.raw), body, {
+  const decideIn = (here, request, reply, next) => {
+    const own = {
+      ...known,
+      onRefused: onRefused && ((decision) => onRefused(request, reply, decision)),
+      onError: onError && ((error) => onError(error, request, reply, next)),
+    };
+    const framework = {
       pass: () => next(),
+      fail: next,
       setHeaders: (headers) => reply.headers(headers),
       refuse: (status, headers, body) => reply.code(status).headers(headers).send(body),
-      needsBody(what) {
-        if (here === "preHandler") return fail(new Error(`${what}, and this request has no body that Fastify parses`));
-        awaitsBody.add(request);
-        next();
+      body: () => (here === "onRequest" ? { kind: UNREAD, text: "" } : parsedBody(request.raw, request.body)),
+      needsBody(visit) {
+        if (here === "onRequest") {
+          awaitingBody.set(request, visit);
+          next();
+          return undefined;
+        }
+        return new Error(`${visit.needsBody}, and this request has no body that Fastify parses`);
       },
-      fail,
-    });
+    };
+    const awaiting = awaitingBody.get(request);
+    decide(limiter, own, reply.raw, framework, () => awaiting ?? enter(limiter, own, request, arrivalOf(request.raw)));
   };
-  const inPreHandler = decideIn("preHandler");
-  if (hook === "onRequest") app.addHook("onRequest", decideIn("onRequest"));
+  if (hook === "onRequest") app.addHook("onRequest", (...rest) => decideIn("onRequest", ...rest));
   app.addHook("preHandler", (request, reply, next) => {
-    if (hook === "preHandler" || awaitsBody.has(request)) inPreHandler(request, reply, next);
+    if (hook === "preHandler" || awaitingBody.has(request)) decideIn("preHandler", request, reply, next);
     else next();
   });
   done();

@@ -1,7 +1,7 @@
 import type { Decision, Limiter, MiddlewareOptions } from "./index.js";
 
 export interface FetchOptions<Subject = Request> extends MiddlewareOptions<Subject> {
-  /** The address of the client's connection. Gets all arguments of the handler: Bun and Deno pass the connection second. */
+  /** The address of the client's connection. Gets all arguments of the handler: Bun and Deno pass the connection. */
   ip?: (subject: Subject, ...rest: any[]) => string | undefined;
   /** Answers a refused request; the rate-limit headers are added. */
   onRefused?: (subject: Subject, decision: Decision) => Response | void | Promise<Response | void>;

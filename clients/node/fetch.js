@@ -1,9 +1,7 @@
 // Handlers that take a `Request` and return a `Response`: Next, Bun, Deno, Workers, Hono.
 
 import { middlewareOptions } from "./lib/options.js";
-import { BROKEN, RAW, TOO_LARGE, UNREAD, badInput, enter, latin1 } from "./lib/visit.js";
-
-const MAX_BODY = 64 * 1024;
+import { BROKEN, MAX_BODY, RAW, TOO_LARGE, badInput, enter, latin1, rateLimitsOf } from "./lib/visit.js";
 
 /**
  * Puts limits before a handler.
@@ -31,30 +29,31 @@ export function withLimits(limiter, handler, options) {
 export function limits(limiter, options) {
   const { ip, ...known } = middlewareOptions(limiter, options, ["ip"]);
   // Bun and Deno pass the connection after the request, so `ip` gets all arguments of the handler.
-  return (request, ...rest) => enterRequest(limiter, known, request, request, arrivalOf(request, ip?.(request, ...rest)));
+  return (request, ...rest) => {
+    return enterRequest(limiter, known, request, request, arrivalOf(request, ip?.(request, ...rest)));
+  };
 }
 
 /** Decides a `Request`; `subject` is what the callbacks of the application get. */
 export async function enterRequest(limiter, options, subject, request, arrival) {
-  const { facts, cost, skip, onRefused, onError } = options;
+  const { onRefused, onError } = options;
   try {
-    if (skip?.(subject)) return passed(null);
-    const own = { facts, cost, onRefused };
-    let visit = await enter(limiter, own, subject, arrival, { kind: UNREAD, text: "" });
-    if (visit.needsBody !== null) visit = await enter(limiter, own, subject, arrival, await bodyOf(request));
+    let visit = await enter(limiter, options, subject, arrival);
+    if (visit.needsBody !== null) visit = await visit.withBody(await bodyOf(request));
     if (visit.allowed) {
       await held(visit, request.signal);
       return passed(visit);
     }
     if (onRefused === undefined || visit.decision === null) return refused(visit);
     const answer = await onRefused(subject, visit.decision);
-    return answer instanceof Response ? { ...refused(visit), response: withHeaders(answer, rateLimits(visit.headers)) } : refused(visit);
+    if (!(answer instanceof Response)) return refused(visit);
+    return { ...refused(visit), response: withHeaders(answer, rateLimitsOf(visit.headers)) };
   } catch (error) {
     const visit = badInput(error);
     if (visit !== null) return refused(visit);
     limiter.reportError(error);
     if (onError === undefined) throw error;
-    return { ...passed(null), response: await onError(error, subject) };
+    return { response: await onError(error, subject), finish: (response) => response, gone() {} };
   }
 }
 
@@ -67,7 +66,6 @@ function passed(visit) {
   return {
     response: null,
     finish(response) {
-      if (visit === null) return response;
       visit.answered(response.status);
       const answer = withHeaders(response, visit.headers);
       if (!visit.isOpen) return answer;
@@ -77,7 +75,7 @@ function passed(visit) {
       }
       return new Response(watched(answer.body, () => visit.gone()), answer);
     },
-    gone: () => visit?.gone(),
+    gone: () => visit.gone(),
   };
 }
 
@@ -93,10 +91,6 @@ function withHeaders(response, headers) {
     for (const name of names) copy.headers.set(name, headers[name]);
     return copy;
   }
-}
-
-function rateLimits({ "content-type": _type, "cache-control": _cache, ...headers }) {
-  return headers;
 }
 
 /** A stream that calls `ended` when it ends, fails or is cancelled. */
@@ -145,14 +139,17 @@ async function bodyOf(request) {
 function held(visit, signal) {
   if (visit.delay === 0) return undefined;
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, visit.delay * 1000);
     const leave = () => {
       clearTimeout(timer);
       visit.gone();
       reject(signal.reason);
     };
+    const timer = setTimeout(() => {
+      signal?.removeEventListener("abort", leave);
+      resolve();
+    }, visit.delay * 1000);
     if (signal?.aborted) leave();
-    else signal?.addEventListener("abort", leave);
+    else signal?.addEventListener("abort", leave, { once: true });
   });
 }
 

@@ -1,3 +1,5 @@
+// Middleware for Hono, on Node and on other runtimes.
+
 import { arrivalOf as arrivalOfRequest, enterRequest } from "./fetch.js";
 import { middlewareOptions } from "./lib/options.js";
 import { arrivalOf } from "./lib/visit.js";

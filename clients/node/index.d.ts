@@ -1,4 +1,4 @@
-/** A string, a whole number, a boolean, or the first 32 hexadecimal digits of a SHA-256. `undefined` counts as absent. */
+/** A string, a whole number, a boolean, or the first 32 hexadecimal digits of a SHA-256. `undefined`: absent. */
 export type FactValue = string | number | bigint | boolean | { sha256: string } | undefined;
 export type Facts = { readonly [name: string]: FactValue };
 
@@ -166,9 +166,15 @@ export class Limiter {
   settle(charge: string, options: { cost?: number; facts?: Facts }): Promise<boolean>;
   refund(charge: string, options?: { cost?: number; facts?: Facts }): Promise<boolean>;
   forget(limit: string, facts: Facts): Promise<boolean>;
-  acquire(facts: Facts, options?: { cost?: number; signal?: AbortSignal }): Promise<{ decision: Decision; slot: Slot | null }>;
+  acquire(
+    facts: Facts,
+    options?: { cost?: number; signal?: AbortSignal },
+  ): Promise<{ decision: Decision; slot: Slot | null }>;
   untilAllowed(facts: Facts, options?: { cost?: number; timeout?: number; signal?: AbortSignal }): Promise<Decision>;
-  visit(request: IncomingRequest, options?: { facts?: (request: any) => Facts | Promise<Facts>; cost?: (request: any) => number }): Promise<Visit>;
+  visit(
+    request: IncomingRequest,
+    options?: { facts?: (request: any) => Facts | Promise<Facts>; cost?: (request: any) => number },
+  ): Promise<Visit>;
 
   on(event: "reload", listener: (version: number) => void): this;
   on(event: "error", listener: (error: Error) => void): this;

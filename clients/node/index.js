@@ -6,16 +6,14 @@ import { bodyOf, costOf, onlyOptions, pairsOf } from "./lib/request.js";
 import { Engine } from "./lib/engine.js";
 import { Remote } from "./lib/remote.js";
 import { ENTER, UNREAD, arrivalOf, enter, ownOf, parsedBody, visitEngine, visitServer } from "./lib/visit.js";
+import { MAX_TIMER_MS } from "./lib/timer.js";
 
 export { Decision, TollkeeperError };
-
-const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
 export class Limiter {
   #backend;
   #isEngine;
   #isClosed = false;
-  #takesSlots;
   #listeners = { reload: new Set(), error: new Set() };
   #reportedAt = -Infinity;
   #queues = new Map();
@@ -27,17 +25,21 @@ export class Limiter {
   constructor(options, manual) {
     const ways = ["config", "limits", "server"].filter((way) => options?.[way] !== undefined);
     if (ways.length !== 1) {
-      throw new TypeError('a Limiter takes exactly one of { config: "tollkeeper.yaml" }, { limits: […] } and { server: "http://…" }');
+      throw new TypeError(
+        'a Limiter takes exactly one of { config: "tollkeeper.yaml" }, { limits: […] } and { server: "http://…" }',
+      );
     }
     this.#isEngine = options.server === undefined;
     if (this.#isEngine) {
-      const listener = (kind, message) => (kind === "reload" ? this.#emit("reload", Number(message)) : this.#emitError(new Error(message)));
+      const listener = (kind, message) => {
+        if (kind === "reload") this.#emit("reload", Number(message));
+        else this.#emitError(new Error(message));
+      };
       this.#backend = new Engine(options, listener, manual?.at);
       manual?.opened(this.#backend);
       if (!this.#backend.isRemote && manual === undefined) warnOfProcesses();
     } else {
       this.#backend = new Remote(options, (error) => this.reportError(error));
-      this.#takesSlots = /^https?:/.test(options.server);
     }
   }
 
@@ -73,7 +75,9 @@ export class Limiter {
   async acquire(facts, options) {
     const decision = await this.#decide("acquire", facts, options, CHECK_OPTIONS);
     const { slot } = decision.toJSON();
-    return { decision, slot: slot == null ? null : new Slot(slot, (verb, text) => this.#done(verb, { text })) };
+    if (slot == null) return { decision, slot: null };
+    const ask = (verb, text) => this.#done(verb, { text });
+    return { decision, slot: new Slot(slot, ask, (error) => this.reportError(error)) };
   }
 
   /** The state of each limit that applies, for a request of cost 1. Charges nothing. */
@@ -109,6 +113,9 @@ export class Limiter {
    */
   async untilAllowed(facts, options) {
     const { cost, timeout = Infinity, signal } = onlyOptions(options, ["cost", "timeout", "signal"]);
+    if (!(typeof timeout === "number" && timeout >= 0)) {
+      throw new TypeError(`timeout ${timeout} is not a number of milliseconds, such as 200`);
+    }
     const key = bodyOf(pairsOf(facts));
     const deadline = performance.now() + timeout;
     const before = this.#queues.get(key);
@@ -135,9 +142,11 @@ export class Limiter {
    */
   async visit(request, options = {}) {
     const { facts, cost } = onlyOptions(options, ["facts", "cost"]);
-    const visit = await enter(this, { facts, cost, onRefused: ignored }, request, arrivalOf(request), parsedBody(request.body));
-    if (visit.needsBody !== null) throw new Error(`${visit.needsBody}: set request.body before visit()`);
-    return visit;
+    const visit = await enter(this, { facts, cost, onRefused: ignored }, request, arrivalOf(request));
+    if (visit.needsBody === null) return visit;
+    const body = parsedBody(request, request.body);
+    if (body.kind === UNREAD) throw new Error(`${visit.needsBody}: set request.body before visit()`);
+    return visit.withBody(body);
   }
 
   /** The active limits, with the version and the source of the policy. */
@@ -183,12 +192,11 @@ export class Limiter {
     else console.error(`tollkeeper: ${error.message}`);
   }
 
-  [ENTER](arrival, facts, cost, body, wantsDecision) {
+  [ENTER](arrival, facts, cost, wantsDecision) {
     if (this.#isClosed) throw closed();
-    if (!this.#isEngine) return visitServer(this, arrival, facts, cost, this.#takesSlots);
-    return visitEngine(this.#backend, arrival, ownOf(facts, cost), body ?? NOT_READ, wantsDecision, (answer, headers) => {
-      return new Decision(answer, () => headers);
-    });
+    if (!this.#isEngine) return visitServer(this, arrival, facts, cost, this.#backend.hasSlots);
+    const decisionOf = (answer, headers) => new Decision(answer, () => headers);
+    return visitEngine(this.#backend, arrival, ownOf(facts, cost), undefined, wantsDecision, decisionOf);
   }
 
   #decide(verb, facts, options, known) {
@@ -199,7 +207,9 @@ export class Limiter {
   #correct(verb, charge, options) {
     const { cost, facts } = onlyOptions(options, ["cost", "facts"]);
     if (typeof charge !== "string") {
-      throw new TollkeeperError("missing_field", `\`charge\` must be the \`charge\` of an earlier decision, not ${charge}`, "charge");
+      const kind = charge === null ? "null" : typeof charge;
+      const message = `\`charge\` must be the \`charge\` of an earlier decision, not ${kind}`;
+      throw new TollkeeperError("invalid_json", message, "charge");
     }
     let text = `{"charge":${JSON.stringify(charge)}`;
     if (cost !== undefined) text += `,"cost":${costOf(cost)}`;
@@ -221,7 +231,9 @@ export class Limiter {
   }
 
   #listenersOf(event) {
-    if (!Object.hasOwn(this.#listeners, event)) throw new TypeError(`there is no event ${String(event)}: a Limiter has "reload" and "error"`);
+    if (!Object.hasOwn(this.#listeners, event)) {
+      throw new TypeError(`there is no event ${String(event)}: a Limiter has "reload" and "error"`);
+    }
     return this.#listeners[event];
   }
 }
@@ -230,10 +242,12 @@ export class Limiter {
 export class Slot {
   #id;
   #ask;
+  #report;
 
-  constructor(id, ask) {
+  constructor(id, ask, report) {
     this.#id = id;
     this.#ask = ask;
+    this.#report = report;
   }
 
   /** Gives the slot back; `false` if it was released or has ended. */
@@ -256,16 +270,22 @@ export class Slot {
   }
 
   async [Symbol.asyncDispose ?? Symbol.for("nodejs.asyncDispose")]() {
-    await this.release();
+    try {
+      await this.release();
+    } catch (error) {
+      // Work that has succeeded must not fail because of this: the slot ends after its ttl.
+      if (!UNAVAILABLE.has(error.code)) throw error;
+      this.#report(error);
+    }
   }
 }
 
+const UNAVAILABLE = new Set(["unavailable", "store_unavailable"]);
 const CHECK_OPTIONS = ["cost", "signal"];
 const newDecision = (answer, headers) => new Decision(answer, headers);
 /** The engine answers with text, a server with what was parsed already. */
 const parsed = (answer) => (typeof answer === "string" ? JSON.parse(answer) : answer);
 const limitStates = (answer) => parsed(answer).limits.map(limitState);
-const NOT_READ = { kind: UNREAD, text: "" };
 const ignored = () => {};
 
 function closed() {
@@ -285,7 +305,7 @@ function elapsed(at, signal, sooner) {
     const cancel = () => end(() => reject(signal.reason));
     const wait = () => {
       const left = at - performance.now();
-      if (left > 0) timer = setTimeout(wait, Math.min(Math.ceil(left), LONGEST_TIMER_MS));
+      if (left > 0) timer = setTimeout(wait, Math.min(Math.ceil(left), MAX_TIMER_MS));
       else end(resolve);
     };
     signal?.addEventListener("abort", cancel, { once: true });
@@ -307,5 +327,7 @@ function warnOfProcesses() {
   const { NODE_APP_INSTANCE, instances = "N" } = process.env;
   if (hasWarned || (NODE_APP_INSTANCE === undefined && !process.getBuiltinModule("node:cluster").isWorker)) return;
   hasWarned = true;
-  console.warn(`tollkeeper: each of ${instances} processes counts for itself: use redis:// or share: 1/${instances}`);
+  const together = `so together they admit ${instances} times the limit`;
+  const advice = `use redis://, or set share: 1/${instances}`;
+  console.warn(`tollkeeper: each of ${instances} processes has its own counters, ${together}: ${advice}`);
 }

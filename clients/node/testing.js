@@ -1,3 +1,5 @@
+// A limiter with a manual clock, for tests of an application.
+
 import { Limiter } from "./index.js";
 
 /**

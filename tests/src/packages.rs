@@ -23,9 +23,16 @@ pub fn node() -> PathBuf {
         fs::copy(&wanted, &present).expect("`target` is writable");
         npm(&[]);
     }
-    run(Command::new(root.join("tools/clients")).arg("node").env_remove("CARGO_TARGET_DIR"));
-    npm(&["--no-save", "../tollkeeper-0.1.0.tgz"]);
+    let package = built("node");
+    npm(&["--no-save", package.to_str().expect("a path in UTF-8")]);
     folder
+}
+
+/// Builds a package with `tools/clients`, and returns the path that it prints.
+pub fn built(part: &str) -> PathBuf {
+    let root = root();
+    let printed = run(Command::new(root.join("tools/clients")).arg(part).env_remove("CARGO_TARGET_DIR"));
+    root.join(printed.trim())
 }
 
 /// A virtual environment with the Python package and the frameworks of its tests.
@@ -45,7 +52,34 @@ pub fn python() -> PathBuf {
         pip(&[Path::new("--requirement"), &wanted]);
         fs::copy(&wanted, &present).expect("`target` is writable");
     }
-    let wheel = run(Command::new(root.join("clients/python/build")).env_remove("CARGO_TARGET_DIR"));
-    pip(&[Path::new("--force-reinstall"), Path::new("--no-deps"), Path::new(wheel.trim())]);
+    pip(&[Path::new("--force-reinstall"), Path::new("--no-deps"), &built("python")]);
     venv
+}
+
+/// The test files of a folder, as the part of their name between `prefix` and `suffix`, sorted.
+pub fn test_files(folder: &str, prefix: &str, suffix: &str) -> Vec<String> {
+    let entries = fs::read_dir(root().join(folder)).expect("a folder").map(|entry| entry.expect("readable"));
+    let names = entries.map(|entry| entry.file_name().into_string().expect("a name in UTF-8"));
+    let part = |name: String| Some(name.strip_prefix(prefix)?.strip_suffix(suffix)?.to_owned());
+    let mut files: Vec<String> = names.filter_map(part).collect();
+    files.sort();
+    files
+}
+
+/// Declares one test per test file of a package, which runs it with `passes(file)`, and one that no file is left out:
+/// `test_files!("clients/node/test", "", ".test.mjs", [page, redis])`.
+#[macro_export]
+macro_rules! test_files {
+    ($folder:literal, $prefix:literal, $suffix:literal, [$($name:ident),+ $(,)?]) => {
+        $(#[test]
+        fn $name() {
+            passes(concat!($prefix, stringify!($name), $suffix));
+        })+
+
+        #[test]
+        fn every_file_is_run() {
+            let files = $crate::packages::test_files($folder, $prefix, $suffix);
+            assert_eq!(files, [$(stringify!($name)),+]);
+        }
+    };
 }

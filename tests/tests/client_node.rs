@@ -10,41 +10,28 @@ use tollkeeper_tests::languages::{run, run_tests};
 use tollkeeper_tests::packages;
 use tollkeeper_tests::page::{Kind, Page, root};
 
-/// One test per file of `clients/node/test`.
-macro_rules! files {
-    ($($name:ident),+ $(,)?) => {
-        $(#[test]
-        fn $name() {
-            passes(concat!(stringify!($name), ".test.mjs"));
-        })+
-
-        #[test]
-        fn every_file_is_run() {
-            let mut files: Vec<String> = fs::read_dir(root().join("clients/node/test"))
-                .expect("a folder")
-                .filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.strip_suffix(".test.mjs")?.to_owned()))
-                .collect();
-            files.sort();
-            assert_eq!(files, [$(stringify!($name)),+]);
-        }
-    };
-}
-
-files![
-    conformance,
-    frameworks,
-    identity,
-    input,
-    lifecycle,
-    memory,
-    middleware_server,
-    next,
-    page,
-    redis,
-    server_mode,
-    store,
-    websocket,
-];
+tollkeeper_tests::test_files!(
+    "clients/node/test",
+    "",
+    ".test.mjs",
+    [
+        conformance,
+        frameworks,
+        identity,
+        input,
+        lifecycle,
+        memory,
+        middleware,
+        middleware_redis,
+        middleware_server,
+        next,
+        page,
+        redis,
+        server_mode,
+        store,
+        websocket,
+    ]
+);
 
 #[test]
 fn types_accept_the_examples() {
@@ -67,6 +54,64 @@ fn missing_addon_is_explained() {
     let printed = run(Command::new("node").args(["--input-type=module", "-e", script]).current_dir(&folder));
     assert!(printed.starts_with("the engine is not built: run `npm run build` in "), "{printed}");
     assert!(printed.ends_with("or use `server:`\n"), "{printed}");
+}
+
+/// `npm install FOLDER` of an unpacked package builds the addon itself.
+#[test]
+fn npm_installs_the_folder() {
+    let installed = installed();
+    let folder = root().join("target/clients/npm-folder");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).expect("`target` is writable");
+    }
+    fs::create_dir_all(&folder).expect("`target` is writable");
+    fs::write(folder.join("package.json"), r#"{"private":true,"type":"module"}"#)
+        .expect("`target` is writable");
+    let mut npm = Command::new("npm");
+    npm.args([
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--no-package-lock",
+        "--foreground-scripts",
+        "--loglevel=error",
+    ]);
+    npm.arg(root().join("clients/node")).current_dir(&folder);
+    // So that dependencies are compiled once.
+    run(npm.env("CARGO_TARGET_DIR", installed.with_file_name("cargo")));
+    let script = "import { Limiter } from 'tollkeeper'; \
+                  console.log(new Limiter({ limits: [{ name: 'all', rate: '1/s' }] }).checkSync({}).remaining)";
+    let printed = run(Command::new("node").args(["--input-type=module", "-e", script]).current_dir(&folder));
+    // npm links the folder, so the addon is in it.
+    fs::remove_file(root().join("clients/node/tollkeeper.node")).expect("the build wrote it");
+    assert_eq!(printed, "0\n");
+}
+
+#[test]
+fn package_has_what_its_scripts_need() {
+    let text = fs::read_to_string(root().join("clients/node/package.json")).expect("the package");
+    let package: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
+    let files = package["files"].as_array().expect("a list");
+    for script in package["scripts"].as_object().expect("an object").values() {
+        let file = script.as_str().and_then(|script| script.split(' ').nth(1)).expect("node FILE");
+        assert!(files.iter().any(|name| name == file), "`{file}` is not packed");
+    }
+}
+
+#[test]
+fn built_packages_are_where_the_tool_says() {
+    assert!(installed().exists());
+    for part in ["node", "python"] {
+        let package = packages::built(part);
+        let name = package.file_name().and_then(|name| name.to_str()).expect("a name");
+        let workspace = version("Cargo.toml", "version = \"");
+        assert!(name.starts_with(&format!("tollkeeper-{workspace}")), "{name}");
+        assert!(
+            package.starts_with(root().join("target/clients")) && package.exists(),
+            "{}",
+            package.display()
+        );
+    }
 }
 
 #[test]

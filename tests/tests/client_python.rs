@@ -10,28 +10,12 @@ use tollkeeper_tests::languages::{run, run_tests};
 use tollkeeper_tests::packages;
 use tollkeeper_tests::page::root;
 
-/// One test per file of `clients/python/tests`.
-macro_rules! files {
-    ($($name:ident),+ $(,)?) => {
-        $(#[test]
-        fn $name() {
-            passes(concat!("test_", stringify!($name), ".py"));
-        })+
-
-        #[test]
-        fn every_file_is_run() {
-            let mut files: Vec<String> = fs::read_dir(root().join("clients/python/tests"))
-                .expect("a folder")
-                .filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.strip_suffix(".py")?.to_owned()))
-                .filter_map(|name| Some(name.strip_prefix("test_")?.to_owned()))
-                .collect();
-            files.sort();
-            assert_eq!(files, [$(stringify!($name)),+]);
-        }
-    };
-}
-
-files![bypasses, engine, fork, frameworks, limits_storage, memory, page, redis, server_mode];
+tollkeeper_tests::test_files!(
+    "clients/python/tests",
+    "test_",
+    ".py",
+    [bypasses, engine, fork, frameworks, limits_storage, memory, middleware, page, redis, server_mode]
+);
 
 #[test]
 fn types_are_complete_and_accept_the_examples() {

@@ -6,7 +6,7 @@ use tollkeeper_tests::folder::Folder;
 use tollkeeper_tests::served::Served;
 use tollkeeper_tests::{packages, redis};
 
-/// What each of the six processes asks for, and what all of them get: more than those without the server ask for.
+/// Checks of each of the six processes, and the limit: more than the four without the server ask for.
 const CHECKS: usize = 200;
 const LIMIT: usize = 1_000;
 

@@ -1,4 +1,4 @@
-//! Runs the program of `docs/go.md` exactly as shown, with a server that is up and then goes down.
+//! Runs the programs of `docs/go.md` exactly as shown, with a server that is up and then goes down.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -12,17 +12,43 @@ use tollkeeper_tests::page::{Page, root};
 
 #[test]
 fn go() {
-    let folder = folder("go-page");
-    fs::write(folder.join("main.go"), &page().file("main.go").text).expect("`target` is writable");
-    // Its build cache is in `target`, too.
-    let mut build = Command::new("go");
-    build.args(["build", "-o", "app", "main.go"]).current_dir(&folder).env("GOCACHE", folder.join("cache"));
-    run(&mut build);
+    let program = built("main.go");
     behaves_as_documented(|port| {
-        let mut app = Command::new(folder.join("app"));
+        let mut app = Command::new(&program);
         app.env("PORT", port);
         app
     });
+}
+
+#[test]
+fn go_refunds_reserves_and_shows_usage() {
+    let server = Server::start();
+    let printed =
+        run(Command::new(built("calls.go")).env("TOLLKEEPER_SERVER", &server.url).env("NO_PROXY", "*"));
+    let (last, logins) =
+        printed.lines().collect::<Vec<_>>().split_last().map(|(l, r)| (*l, r.to_vec())).expect("lines");
+    let expected =
+        ["login 200", "login 401", "login 401", "login 401", "login 401", "login 401", "login 429"];
+    assert_eq!(logins, expected);
+    let left: u32 = last.strip_prefix("left ").and_then(|left| left.parse().ok()).expect("a number");
+    // Without the correction it would be 6000, and without the charge 10000. It refills in a minute.
+    assert!((7_800..10_000).contains(&left), "{left} left");
+}
+
+/// Builds a program of the page. Its build cache is in `target`, too.
+fn built(file: &str) -> PathBuf {
+    let folder = folder("go-page");
+    fs::write(folder.join(file), &page().file(file).text).expect("`target` is writable");
+    let program = folder.join(file).with_extension("app");
+    let mut build = Command::new("go");
+    build
+        .args(["build", "-o"])
+        .arg(&program)
+        .arg(file)
+        .current_dir(&folder)
+        .env("GOCACHE", folder.join("cache"));
+    run(&mut build);
+    program
 }
 
 /// The table at the top of the page, row by row.

@@ -62,6 +62,8 @@ fn page(results: &Value) -> String {
     add("grpc", grpc);
     add("proxy", proxy);
     add("redis", redis);
+    add("node", node);
+    add("python", python);
     page
 }
 
@@ -236,6 +238,36 @@ fn redis(figures: &Map<String, Value>) -> String {
 /// CPU seconds of a server per million requests.
 fn cpu(side: &Value) -> f64 {
     median(&side["cpu_seconds_per_million"])
+}
+
+fn node(cases: &Map<String, Value>) -> String {
+    let about = "CPU time of the process for each call, or each request to Express; medians of five rounds. `flexible` is\n\
+                 rate-limiter-flexible, which is a map in JavaScript in memory, and on Redis a script of ioredis.";
+    package("Node", about, cases)
+}
+
+fn python(cases: &Map<String, Value>) -> String {
+    let about = "CPU time of the process for each call, or each request to FastAPI without a socket; medians of seven rounds.\n\
+                 `limits` is on redis-py.";
+    package("Python", about, cases)
+}
+
+/// The cases of a package for another language, with all sides: `redis-64` with 64 calls in flight.
+fn package(title: &str, about: &str, cases: &Map<String, Value>) -> String {
+    let mut section = format!(
+        "\n## {title}\n\n{about}\n\n\
+         | Case | Side | CPU time, µs | Calls per second |\n\
+         |---|---|---|---|\n"
+    );
+    for (case, sides) in cases {
+        let (name, unit) = case.rsplit_once("-ns").map_or((&**case, 1.0), |(name, _)| (name, 1e3));
+        for (side, measured) in sides.as_object().into_iter().flatten() {
+            let cpu = if measured.is_array() { measured } else { &measured["cpu"] };
+            let (cpu, rate) = (rounded(median(cpu) / unit, 2), rounded(median(&measured["rate"]), 0));
+            writeln!(section, "| {name} | {side} | {cpu} | {rate} |").expect("text");
+        }
+    }
+    section
 }
 
 fn median(times: &Value) -> f64 {

@@ -23,16 +23,19 @@ function load() {
 }
 
 function notBuilt(why, folder = "clients/node") {
-  const message = `the engine is not built: run \`npm run build\` in ${folder} (needs Rust, https://rustup.rs), or use \`server:\``;
+  const build = `run \`npm run build\` in ${folder} (needs Rust, https://rustup.rs)`;
+  const message = `the engine is not built: ${build}, or use \`server:\``;
   return new Error(why === null ? message : `${message} (${why})`);
 }
 
 /**
- * A call that has to wait for Redis returns `null`. This thread runs it: `native.run()` starts the calls that were made,
- * continues those whose reply has arrived, and returns the answers, as `NUMBER\nTEXT`. Events arrive with them, as
- * `eLISTENER\nKIND\nMESSAGE`.
+ * A call that has to wait for Redis returns `null`. This thread runs it: `native.run()` starts the calls that were
+ * made, continues those whose reply has arrived, and returns the answers, as `NUMBER\nTEXT`. Events arrive with them,
+ * as `eLISTENER\nKIND\nMESSAGE`.
  */
 function withPromises(native) {
+  /** The name of a call to the number under which the addon knows it. */
+  const numbers = Object.fromEntries(native.calls().map((name, number) => [name, number]));
   const waiting = new Map();
   const listeners = new Map();
   const listenerOf = new Map();
@@ -78,9 +81,9 @@ function withPromises(native) {
       listenerOf.set(number, lastListener);
       return number;
     },
-    ask(number, call, text, headers) {
+    ask(number, name, text, headers) {
       lastCall += 1;
-      return native.ask(number, lastCall, call, text, headers) ?? later(lastCall);
+      return native.ask(number, lastCall, numbers[name], text, headers) ?? later(lastCall);
     },
     visit(number, head, own, bodyKind, body, decision) {
       lastCall += 1;

@@ -1,3 +1,5 @@
+// What a limiter answers: a decision, and the state of each limit that applied.
+
 /** A limit of a decision, with the names of JavaScript. */
 export function limitState(wire) {
   const state = {};
@@ -19,7 +21,8 @@ function camel(name) {
 /**
  * What the limits said about one request. Times are in seconds and not rounded.
  *
- * The engine answers with JSON, which is parsed when more than `allowed` is asked for: that takes as long as the decision.
+ * The engine answers with JSON, which is parsed when more than `allowed` is asked for: that takes as long as the
+ * decision.
  */
 export class Decision {
   #json;

@@ -1,11 +1,9 @@
 // The engine in this process: the addon's functions take and return text, and answer at once on a memory store.
 
-import { errorOf } from "./error.js";
+import { TollkeeperError, errorOf } from "./error.js";
 import { bodyOf, onlyOptions } from "./request.js";
 import { loadAddon } from "./addon.js";
 
-const CALLS = ["check", "peek", "usage", "reserve", "settle", "refund", "acquire", "release", "renew", "forget", "limits", "explain"];
-const CALL = Object.fromEntries(CALLS.map((name, number) => [name, number]));
 const WITH_HEADERS = new Set(["check", "reserve", "acquire"]);
 
 const NO_HEADERS = () => ({});
@@ -22,7 +20,11 @@ export class Engine {
   constructor(options, listener, at) {
     this.#addon = loadAddon();
     const { source, store, name, file } = sourceOf(options);
-    this.#number = this.#addon.open(file, source, store ?? null, name ?? null, at ?? null, listener);
+    try {
+      this.#number = this.#addon.open(file, source, store ?? null, name ?? null, at ?? null, listener);
+    } catch (error) {
+      throw new TollkeeperError("invalid_config", error.message);
+    }
     /** Whether calls wait for Redis. */
     this.isRemote = this.#addon.isRemote(this.#number);
   }
@@ -30,7 +32,7 @@ export class Engine {
   /** Returns what `read` makes of the answer: at once on a memory store, a promise otherwise. */
   ask(verb, request, signal, read) {
     signal?.throwIfAborted();
-    const text = this.#addon.ask(this.#number, CALL[verb], textOf(verb, request), WITH_HEADERS.has(verb));
+    const text = this.#addon.ask(this.#number, verb, textOf(verb, request), WITH_HEADERS.has(verb));
     if (typeof text === "string") return read(...answered(text));
     return cancellable(text, signal).then((text) => read(...answered(text)));
   }

@@ -1,3 +1,5 @@
+// The error of this package, and which of its codes are the caller's mistakes.
+
 /** Codes of the HTTP API for what a caller got wrong; any other error is one of the configuration. */
 const BAD_INPUT = new Set([
   "invalid_json",
@@ -30,6 +32,9 @@ export class TollkeeperError extends Error {
     this.where = where;
   }
 }
+
+/** A call that took longer than the `timeout` of the limiter, unlike one that the caller's own signal ended. */
+export class CallTimeout extends Error {}
 
 /** The error of an answer `{"error":{"code":…}}`. */
 export function errorOf(wire) {

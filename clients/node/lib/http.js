@@ -15,6 +15,7 @@ const HEADERS = [
 ];
 
 export class HttpTransport {
+  hasSlots = true;
   #base;
   #authorization;
 

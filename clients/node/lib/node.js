@@ -1,31 +1,39 @@
 // What Express and Fastify share: requests and responses of Node's `http`.
 
-import { badInput, enter } from "./visit.js";
+import { UNREAD, badInput, rateLimitsOf } from "./visit.js";
 
 /**
- * Decides a request, and calls what the framework does next:
+ * Decides a request with `start`, which returns a visit or a promise of one, and calls what the framework does next:
  * - `pass()` and `setHeaders(headers)` if it is admitted,
  * - `refuse(status, headers, body)` or the option `onRefused` if it is not,
- * - `needsBody(what)` if no parser has read the body that a limit needs,
- * - `fail(error)` if it could not be decided.
+ * - `needsBody(visit)` if a limit needs the body and `body()` is unread; it may return an error,
+ * - the option `onError`, or `fail(error)`, if it could not be decided, or a callback of the application throws.
  *
  * `response` is Node's: its end releases slots.
  */
-export function decide(limiter, options, request, response, arrival, body, framework) {
+export function decide(limiter, { onRefused, onError }, response, framework, start) {
+  const fail = (error) => {
+    if (onError === undefined) framework.fail(error);
+    else call(() => onError(error), framework.fail);
+  };
   const arrived = (visit) => {
-    if (visit.needsBody !== null) return framework.needsBody(visit.needsBody);
+    if (visit.needsBody !== null) {
+      const body = framework.body();
+      if (body.kind !== UNREAD) return follow(() => visit.withBody(body));
+      const error = framework.needsBody(visit);
+      return error && fail(error);
+    }
     // The client left, or something else has answered, while the decision was awaited.
     if (response.headersSent || response.destroyed) {
       visit.gone();
       return visit.allowed && !response.destroyed ? framework.pass() : undefined;
     }
     if (!visit.allowed) {
-      if (options.onRefused === undefined || visit.decision === null) {
+      if (onRefused === undefined || visit.decision === null) {
         return framework.refuse(visit.status, visit.headers, visit.body);
       }
-      const { "content-type": _type, "cache-control": _cache, ...headers } = visit.headers;
-      framework.setHeaders(headers);
-      return options.onRefused(visit.decision);
+      framework.setHeaders(rateLimitsOf(visit.headers));
+      return call(() => onRefused(visit.decision), fail);
     }
     framework.setHeaders(visit.headers);
     if (visit.isOpen) followResponse(response, visit);
@@ -37,18 +45,31 @@ export function decide(limiter, options, request, response, arrival, body, frame
     const visit = badInput(error);
     if (visit !== null && !response.headersSent) return framework.refuse(visit.status, visit.headers, visit.body);
     limiter.reportError(error);
-    framework.fail(error);
+    fail(error);
   };
-  let visit;
+  const follow = (start) => {
+    let visit;
+    try {
+      visit = start();
+    } catch (error) {
+      return failed(error);
+    }
+    // Outside of `try`: an error of the handler that `pass` calls is not an error of the limiter.
+    if (typeof visit.then !== "function") return arrived(visit);
+    // In a promise nothing else catches what is thrown, and it would end the process.
+    visit.then(arrived, failed).catch(framework.fail);
+  };
+  follow(start);
+}
+
+/** Calls a callback of the application. What it throws, or rejects with, goes to `failed`. */
+function call(callback, failed) {
   try {
-    if (options.skip?.(request)) return framework.pass();
-    visit = enter(limiter, options, request, arrival, body);
+    const result = callback();
+    if (typeof result?.then === "function") result.then(undefined, failed);
   } catch (error) {
-    return failed(error);
+    failed(error);
   }
-  // Outside of `try`: an error of the handler that `pass` calls is not an error of the limiter.
-  if (typeof visit.then === "function") visit.then(arrived, failed);
-  else arrived(visit);
 }
 
 /** The status decides about refunds; the end of the response releases slots. */

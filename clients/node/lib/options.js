@@ -1,3 +1,5 @@
+// Checks the options that all middlewares take.
+
 import { onlyOptions } from "./request.js";
 
 /** Checks the options of a middleware when it is created. */

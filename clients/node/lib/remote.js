@@ -1,9 +1,11 @@
-// Calls a server. If it does not answer in time, `onUnavailable` decides. After five failures in a row, calls pause for a second.
+// Calls a server. If it does not answer in time, `onUnavailable` decides. After five failures in a row, calls pause for
+// a second.
 
-import { TollkeeperError, errorOf } from "./error.js";
+import { CallTimeout, TollkeeperError, errorOf } from "./error.js";
 import { onlyOptions } from "./request.js";
 import { HttpTransport } from "./http.js";
 import { RespTransport } from "./resp.js";
+import { MAX_TIMER_MS } from "./timer.js";
 
 const FAILURES = 5;
 const PAUSE_MS = 1000;
@@ -24,8 +26,8 @@ export class Remote {
       "timeout",
       "onUnavailable",
     ]);
-    if (!(Number.isFinite(timeout) && timeout > 0)) {
-      throw new TypeError(`timeout ${timeout} is not a number of milliseconds, such as 200`);
+    if (!(Number.isFinite(timeout) && timeout > 0 && timeout <= MAX_TIMER_MS)) {
+      throw new TypeError(`timeout ${timeout} is not a number of milliseconds from 1 to ${MAX_TIMER_MS}, such as 200`);
     }
     if (onUnavailable !== "allow" && onUnavailable !== "deny") {
       throw new TypeError(`onUnavailable must be "allow" or "deny", not ${JSON.stringify(onUnavailable)}`);
@@ -34,6 +36,8 @@ export class Remote {
     this.#timeout = timeout;
     this.#onUnavailable = onUnavailable;
     this.#report = report;
+    /** Whether `acquire` works: not over RESP. */
+    this.hasSlots = this.#transport.hasSlots;
   }
 
   /**
@@ -48,7 +52,9 @@ export class Remote {
 
   async #ask(verb, request, signal) {
     signal?.throwIfAborted();
-    if (performance.now() < this.#pausedUntil) return this.#unavailable(verb, "failed 5 times in a row: calls are paused for a second");
+    if (performance.now() < this.#pausedUntil) {
+      return this.#unavailable(verb, "failed 5 times in a row: calls are paused for a second");
+    }
     let answer;
     try {
       answer = await within(this.#timeout, signal, (own) => this.#transport.send(verb, request, own));
@@ -66,7 +72,8 @@ export class Remote {
     const readable = wire !== null && (!DECIDES.has(verb) || typeof wire.allowed === "boolean");
     if ((answer.status === 200 || answer.status === 429) && readable) return [wire, () => answer.headers(wire)];
     const what = readable ? "" : " with a body that is not an answer of Tollkeeper";
-    throw new TollkeeperError("unexpected_answer", `${this.#transport.url} answered ${answer.status}${what}: check the URL`);
+    const message = `${this.#transport.url} answered ${answer.status}${what}: check the URL`;
+    throw new TollkeeperError("unexpected_answer", message);
   }
 
   #failed(verb, what) {
@@ -117,7 +124,7 @@ function transportOf(server, token) {
 /** Runs `send` with a signal that fires after `timeout` ms or with the caller's. */
 async function within(timeout, signal, send) {
   const own = new AbortController();
-  const late = setTimeout(() => own.abort(new Late()), timeout);
+  const late = setTimeout(() => own.abort(new CallTimeout()), timeout);
   const cancel = () => own.abort(signal.reason);
   signal?.addEventListener("abort", cancel, { once: true });
   try {
@@ -128,12 +135,8 @@ async function within(timeout, signal, send) {
   }
 }
 
-class Late extends Error {
-  name = "TimeoutError";
-}
-
 function reasonOf(error, timeout) {
-  if (error instanceof Late) return `did not answer within ${timeout} ms`;
+  if (error instanceof CallTimeout) return `did not answer within ${timeout} ms`;
   return `did not answer: ${error.cause?.message || error.cause?.code || error.message || error.code}`;
 }
 

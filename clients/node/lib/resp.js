@@ -1,10 +1,11 @@
 // The RESP listener of a server: TK.CHECK and TK.PEEK over one connection, pipelined, in RESP 3.
 
-import { TollkeeperError } from "./error.js";
+import { CallTimeout, TollkeeperError } from "./error.js";
 import { costOf } from "./request.js";
 import { retryAfterOnly } from "./decision.js";
 
 export class RespTransport {
+  hasSlots = false;
   #host;
   #port;
   #tls;
@@ -40,7 +41,7 @@ export class RespTransport {
     const connection = (this.#connection ??= this.#connect());
     const reply = await connection.call(command, signal).catch((error) => {
       // It may be dead without a sign; the next call opens another one.
-      if (error.name === "TimeoutError") connection.end();
+      if (error instanceof CallTimeout) connection.end();
       throw error;
     });
     if (!(reply instanceof ReplyError)) return { status: 200, text: reply, headers: retryAfterOnly };
@@ -168,6 +169,6 @@ function value(cursor) {
       return map;
     }
     default:
-      throw new Error(`this is not RESP 3: ${JSON.stringify(kind + line.slice(0, 60))}`);
+      throw new Error(`the reply is not RESP 3: ${JSON.stringify(kind + line.slice(0, 60))}`);
   }
 }

@@ -13,10 +13,20 @@ export const JSON_BODY = 2;
 export const TOO_LARGE = 3;
 export const BROKEN = 4;
 
+/** The largest body, in bytes, that facts are read from. */
+export const MAX_BODY = 64 * 1024;
+const NOT_READ = { kind: UNREAD, text: "" };
+const EMPTY = { kind: RAW, text: "" };
+const LARGE = { kind: TOO_LARGE, text: "" };
 const QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const RENEW_MS = 10_000;
 const PROBLEM = { "content-type": "application/problem+json", "cache-control": "no-store" };
-const TITLES = { 400: "Bad Request", 413: "Content Too Large", 503: "Service Unavailable" };
+const TITLES = {
+  400: "Bad Request",
+  413: "Content Too Large",
+  415: "Unsupported Media Type",
+  503: "Service Unavailable",
+};
 
 /**
  * A request as it arrived. `method`, `target` and `headers` (names and values in one list) are those that the client
@@ -40,8 +50,9 @@ export class Visit {
     this.body = "";
     /** The decision, if it was asked for. */
     this.decision = null;
-    /** Which limit needs the body that was not read. */
+    /** Which limit needs the body. If one does, `withBody(body)` decides with it, and with the same facts and cost. */
     this.needsBody = null;
+    this.withBody = null;
     Object.assign(this, fields);
   }
 
@@ -110,11 +121,13 @@ export function ownOf(facts, cost) {
 }
 
 /**
- * The body that a parser has read, for the engine: its fields, of which only top-level strings, numbers and booleans
- * can be facts.
+ * The body of a request of Node's `http` that a parser has read, for the engine: its fields, of which only top-level
+ * strings, numbers and booleans can be facts. Unread if there is one and no parser has read it.
  */
-export function parsedBody(body) {
-  if (body === undefined) return { kind: UNREAD, text: "" };
+export function parsedBody(request, body) {
+  if (body == null && hasNoBody(request)) return EMPTY;
+  if (body === undefined) return NOT_READ;
+  if (Number(request.headers["content-length"]) > MAX_BODY || body?.length > MAX_BODY) return LARGE;
   if (typeof body === "string") return { kind: RAW, text: latin1(new TextEncoder().encode(body)) };
   if (ArrayBuffer.isView(body)) return { kind: RAW, text: latin1(body) };
   const flat = (value) => (typeof value === "object" && value !== null ? (Array.isArray(value) ? [] : {}) : value);
@@ -123,23 +136,34 @@ export function parsedBody(body) {
   }
   const fields = Object.create(null);
   for (const name of Object.keys(body)) fields[name] = flat(body[name]);
-  return { kind: JSON_BODY, text: JSON.stringify(fields, (_, value) => (typeof value === "bigint" ? String(value) : value)) };
+  const asJson = (_, value) => (typeof value === "bigint" ? String(value) : value);
+  return { kind: JSON_BODY, text: JSON.stringify(fields, asJson) };
+}
+
+function hasNoBody({ headers, stream }) {
+  // HTTP/2 needs neither of the headers for a body.
+  if (stream?.endAfterHeaders !== undefined) return stream.endAfterHeaders;
+  return headers["transfer-encoding"] === undefined && Number(headers["content-length"] ?? 0) === 0;
 }
 
 /** Bytes as the characters 0 to 255. */
 export function latin1(bytes) {
   let text = "";
-  for (const byte of bytes) text += String.fromCharCode(byte);
+  // In pieces, because each byte is an argument.
+  for (let at = 0; at < bytes.length; at += 8192) text += String.fromCharCode(...bytes.subarray(at, at + 8192));
   return text;
 }
 
 /** Lets the engine decide. Returns the visit, or a promise of it on a remote store. */
-export function visitEngine(engine, arrival, own, body, wantsDecision, decisionOf) {
+export function visitEngine(engine, arrival, own, body = NOT_READ, wantsDecision, decisionOf) {
   const lines = engine.visit(headOf(arrival), own, body.kind, body.text, wantsDecision);
   const read = (text) => {
     const [outcome, ticket, delay, content, decision, ...pairs] = text.split("\n");
     if (outcome.startsWith("{")) throw new TollkeeperError("closed", "the limiter is closed");
-    if (outcome === "body") return new Visit({ needsBody: content });
+    if (outcome === "body") {
+      const withBody = (body) => visitEngine(engine, arrival, own, body, wantsDecision, decisionOf);
+      return new Visit({ needsBody: content, withBody });
+    }
     const headers = {};
     for (let at = 0; at + 1 < pairs.length; at += 2) headers[pairs[at]] = pairs[at + 1];
     return new TicketedVisit(engine, Number(ticket), {
@@ -211,20 +235,30 @@ function problem(status, detail) {
   return JSON.stringify({ title: TITLES[status] ?? "Error", status, detail });
 }
 
+/** The response to a request that is invalid. */
+export function problemOf(status, detail) {
+  return new Visit({ status, headers: PROBLEM, body: problem(status, detail) });
+}
+
 /** Bad input of the client becomes a response; `null` for any other error. */
 export function badInput(error) {
   const status = badInputStatus(error);
-  if (status === null) return null;
-  return new Visit({ status, headers: PROBLEM, body: problem(status, error.message) });
+  return status === null ? null : problemOf(status, error.message);
+}
+
+/** The headers of a refusal without those of its body, for an application that writes its own. */
+export function rateLimitsOf({ "content-type": _type, "cache-control": _cache, ...headers }) {
+  return headers;
 }
 
 /**
- * Reads facts and cost of the application, and decides. Returns the visit, or a promise of it.
+ * Reads facts and cost of the application, and decides by the head of the request. Returns the visit, or a promise of
+ * it.
  * @param {import("../index.js").Limiter} limiter
  */
-export function enter(limiter, options, request, arrival, body) {
-  const { facts, cost, onRefused } = options;
+export function enter(limiter, { facts, cost, skip, onRefused }, request, arrival) {
+  if (skip?.(request)) return new Visit({ allowed: true });
   const own = facts?.(request);
-  const go = (own) => limiter[ENTER](arrival, own, cost?.(request), body, onRefused !== undefined);
+  const go = (own) => limiter[ENTER](arrival, own, cost?.(request), onRefused !== undefined);
   return typeof own?.then === "function" ? own.then(go) : go(own);
 }

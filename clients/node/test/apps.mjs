@@ -15,9 +15,42 @@ import onFastify from "tollkeeper/fastify";
 import { withLimits } from "tollkeeper/fetch";
 import { tollkeeper as onHono } from "tollkeeper/hono";
 
+/** The limits of these applications. */
+export const POLICY = {
+  retry_after_jitter: "0%",
+  http: {
+    routes: ["/", "/login", "/stream"],
+    facts: { email: { from: "body.email", normalize: ["lowercase", "trim"] } },
+  },
+  limits: [
+    { name: "per-ip", when: { route: "/" }, by: "ip", rate: "5/day", algorithm: "sliding-log" },
+    {
+      name: "login",
+      when: { route: "/login" },
+      by: "email",
+      rate: "5/day",
+      algorithm: "sliding-log",
+      deduct_when: { status: [401] },
+    },
+    { name: "streams", when: { route: "/stream" }, by: "ip", algorithm: "concurrency", limit: 1 },
+  ],
+};
+
+/** Each dialect of rate-limit headers, and the names of its headers. */
+export const DIALECTS = {
+  ietf: ["ratelimit-policy", "ratelimit"],
+  "x-ratelimit": ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"],
+  "draft-03": ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
+  "draft-06": ["ratelimit-policy", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
+  "draft-07": ["ratelimit-policy", "ratelimit"],
+};
+
 const statusOf = ({ password }) => (password === "right" ? 200 : 401);
 
-/** Name to a function that starts the application: `(limiter, options, seen) => Promise<url>`. `seen` counts handled requests. */
+/**
+ * Name to a function that starts the application: `(limiter, options, seen) => Promise<url>`. `seen` counts handled
+ * requests.
+ */
 export const APPS = {
   "Express 5": (...rest) => expressApp(express5, ...rest),
   "Express 4": (...rest) => expressApp(express4, ...rest),
@@ -26,6 +59,9 @@ export const APPS = {
   Hono: honoApp,
   fetch: fetchApp,
 };
+
+/** Whether the callbacks of an application get a `Request`, or the context of Hono, and return a `Response`. */
+export const isFetch = (name) => name === "Hono" || name === "fetch";
 
 async function expressApp(express, limiter, options, seen) {
   const app = express();
@@ -86,7 +122,8 @@ async function fetchApp(limiter, options, seen) {
   };
   const ip = (request, { incoming }) => incoming.socket.remoteAddress;
   const limited = withLimits(limiter, handler, { ip, ...options });
-  const answered = (request, env) => limited(request, env).catch((error) => new Response(error.message, { status: 500 }));
+  const failed = (error) => new Response(error.message, { status: 500 });
+  const answered = (request, env) => limited(request, env).catch(failed);
   return listening(serve({ fetch: answered, port: 0, hostname: "127.0.0.1" }));
 }
 

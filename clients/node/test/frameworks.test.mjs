@@ -1,33 +1,12 @@
 // The middlewares in real frameworks, with the engine in this process.
 
 import assert from "node:assert/strict";
-import { Agent, get as httpGet } from "node:http";
+import { Agent } from "node:http";
 import { connect } from "node:net";
 import { describe, test } from "node:test";
 import { Limiter } from "tollkeeper";
-import { APPS } from "./apps.mjs";
-import { until } from "./helper.mjs";
-
-const POLICY = {
-  retry_after_jitter: "0%",
-  http: {
-    routes: ["/", "/login", "/stream"],
-    facts: { email: { from: "body.email", normalize: ["lowercase", "trim"] } },
-  },
-  limits: [
-    { name: "per-ip", when: { route: "/" }, by: "ip", rate: "5/day", algorithm: "sliding-log" },
-    { name: "login", when: { route: "/login" }, by: "email", rate: "5/day", algorithm: "sliding-log", deduct_when: { status: [401] } },
-    { name: "streams", when: { route: "/stream" }, by: "ip", algorithm: "concurrency", limit: 1 },
-  ],
-};
-
-const DIALECTS = {
-  ietf: ["ratelimit-policy", "ratelimit"],
-  "x-ratelimit": ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"],
-  "draft-03": ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
-  "draft-06": ["ratelimit-policy", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
-  "draft-07": ["ratelimit-policy", "ratelimit"],
-};
+import { APPS, DIALECTS, POLICY } from "./apps.mjs";
+import { firstChunk, statusOf, until } from "./helper.mjs";
 
 for (const [name, start] of Object.entries(APPS)) {
   describe(name, () => {
@@ -71,13 +50,14 @@ for (const [name, start] of Object.entries(APPS)) {
       const { url } = await app();
       const login = async (email, password) => {
         const body = JSON.stringify({ email, password });
-        const answer = await fetch(`${url}/login`, { method: "POST", body, headers: { "content-type": "application/json" } });
+        const headers = { "content-type": "application/json" };
+        const answer = await fetch(`${url}/login`, { method: "POST", body, headers });
         await answer.text();
         return answer.status;
       };
       for (let attempt = 0; attempt < 20; attempt++) assert.equal(await login("alice@example.test", "right"), 200);
-      for (const email of ["alice@example.test", "Alice@example.test", " ALICE@example.test", "alice@example.test", "alice@example.test"]) {
-        assert.equal(await login(email, "wrong"), 401);
+      for (const name of ["alice", "Alice", " ALICE", "alice", "alice"]) {
+        assert.equal(await login(`${name}@example.test`, "wrong"), 401);
       }
       assert.equal(await login("alice@example.test", "right"), 429);
       assert.equal(await login("bob@example.test", "right"), 200);
@@ -141,18 +121,20 @@ for (const [name, start] of Object.entries(APPS)) {
 
     test("a client that leaves during facts holds nothing", async () => {
       const { promise, resolve } = withResolvers();
-      let waiting = 0;
+      let [waiting, decided] = [0, 0];
       const facts = () => ((waiting += 1), promise);
-      const { url, limiter, handled } = await app(POLICY, { facts });
+      // The cost is asked for after the facts and right before the decision.
+      const cost = () => ((decided += 1), 1);
+      const { url, limiter } = await app(POLICY, { facts, cost });
       const { port } = new URL(url);
       const socket = connect(Number(port), "127.0.0.1");
-      socket.end("GET /stream HTTP/1.1\r\nHost: a\r\n\r\n");
+      socket.write("GET /stream HTTP/1.1\r\nHost: a\r\n\r\n");
       await until(() => waiting === 1);
       socket.destroy();
       await until(() => socket.closed);
       resolve({ ip: "127.0.0.1" });
+      await until(() => decided === 1);
       await until(async () => (await limiter.peek({ ip: "127.0.0.1", route: "/stream" })).allowed);
-      assert.equal(handled(), 0);
     });
   });
 }
@@ -160,24 +142,4 @@ for (const [name, start] of Object.entries(APPS)) {
 function withResolvers() {
   let resolve;
   return { promise: new Promise((settle) => (resolve = settle)), resolve };
-}
-
-function statusOf(url, agent) {
-  return new Promise((resolve, reject) => {
-    const request = httpGet(url, { agent }, (response) => {
-      response.resume();
-      response.on("end", () => resolve(response.statusCode));
-    });
-    request.on("error", reject);
-  });
-}
-
-/** A response of which the first chunk has arrived; `null` if it was refused. */
-function firstChunk(url) {
-  return new Promise((resolve, reject) => {
-    const request = httpGet(url, { agent: false }, (response) => {
-      response.once("data", () => resolve(response.statusCode === 200 ? request : null));
-    });
-    request.on("error", reject);
-  });
 }

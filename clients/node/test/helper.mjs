@@ -3,14 +3,14 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { createServer } from "node:http";
+import { createServer, get } from "node:http";
 import { createServer as createTcpServer, connect } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { after } from "node:test";
 
-/** Limits the tests wait for at most this long, because the machine may be busy. */
+/** The longest that a test waits: the machine may be busy. */
 export const PATIENCE_MS = 60_000;
 
 /** A folder that is removed at the end. */
@@ -70,7 +70,8 @@ export async function freePort() {
 export async function redis(port) {
   for (;;) {
     const chosen = port ?? (await freePort());
-    const child = start("redis-server", ["--port", String(chosen), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"], { cwd: folder() });
+    const args = ["--port", String(chosen), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
+    const child = start("redis-server", args, { cwd: folder() });
     try {
       await Promise.race([line(child, "").then(() => connected(chosen)), ended(child)]);
       child.stdout.resume();
@@ -139,4 +140,25 @@ export async function thrown(call) {
     return error;
   }
   throw new Error(`${call} throws nothing`);
+}
+
+/** A response of which the first chunk has arrived; `null` if it was refused. */
+export function firstChunk(url) {
+  return new Promise((resolve, reject) => {
+    const request = get(url, { agent: false }, (response) => {
+      response.once("data", () => resolve(response.statusCode === 200 ? request : null));
+    });
+    request.on("error", reject);
+  });
+}
+
+/** The status of a response, over a connection of this agent. */
+export function statusOf(url, agent) {
+  return new Promise((resolve, reject) => {
+    const request = get(url, { agent }, (response) => {
+      response.resume();
+      response.on("end", () => resolve(response.statusCode));
+    });
+    request.on("error", reject);
+  });
 }

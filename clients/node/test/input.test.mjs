@@ -84,9 +84,11 @@ test("unusual values are counted like their text", async () => {
 });
 
 test("bad calls of other methods are errors", async () => {
-  const limiter = new Limiter({ limits: [...limits, { name: "exports", by: "user", algorithm: "concurrency", limit: 1 }] });
+  const slots = { name: "exports", by: "user", algorithm: "concurrency", limit: 1 };
+  const limiter = new Limiter({ limits: [...limits, slots] });
   for (const [call, code] of [
-    [() => limiter.refund(undefined), "missing_field"],
+    [() => limiter.refund(undefined), "invalid_json"],
+    [() => limiter.settle(null), "invalid_json"],
     [() => limiter.refund("nonsense"), "unknown_charge"],
     [() => limiter.settle("nonsense", { cost: 1 }), "unknown_charge"],
     [() => limiter.reserve({ user: "alice" }, { ttl: "1 mn" }), "invalid_ttl"],
@@ -94,8 +96,17 @@ test("bad calls of other methods are errors", async () => {
   ]) {
     assert.equal((await thrown(call)).code, code);
   }
-  for (const options of [{ limits: [{ name: "a", rate: "5/parsec" }] }, { limits: [{ name: "a" }] }, { limits: [], colour: "red" }]) {
-    assert.throws(() => new Limiter(options), Error, JSON.stringify(options));
+  for (const timeout of ["5s", NaN, -1, null]) {
+    const error = await thrown(() => limiter.untilAllowed({ user: "alice" }, { timeout }));
+    assert.match(error.message, /is not a number of milliseconds/);
+  }
+  const invalid = { name: "TollkeeperError", code: "invalid_config" };
+  for (const options of [
+    { limits: [{ name: "a", rate: "5/parsec" }] },
+    { limits: [{ name: "a" }] },
+    { limits: [], colour: "red" },
+  ]) {
+    assert.throws(() => new Limiter(options), invalid, JSON.stringify(options));
   }
   assert.throws(() => new Limiter({ config: "/nonexistent/tollkeeper.yaml" }), /nonexistent/);
   assert.throws(() => new Limiter({ limits: [], name: 7 }));

@@ -41,7 +41,8 @@ test("a script that opens a limiter ends by itself", async () => {
 test("require works", () => {
   const code = `const { Limiter } = require("tollkeeper"); const { tollkeeper } = require("tollkeeper/express");
     console.log(new Limiter(${JSON.stringify({ limits })}).checkSync({ user: "alice" }).remaining, typeof tollkeeper)`;
-  const stdout = execFileSync(process.execPath, ["--no-warnings", "--input-type=commonjs", "-e", code], { encoding: "utf8" });
+  const args = ["--no-warnings", "--input-type=commonjs", "-e", code];
+  const stdout = execFileSync(process.execPath, args, { encoding: "utf8" });
   assert.equal(stdout, "4 function\n");
 });
 
@@ -50,7 +51,12 @@ test("close can be called twice, and ends a limiter", async () => {
   assert.equal(limiter.checkSync({ user: "alice" }).allowed, true);
   await limiter.close();
   await limiter.close();
-  for (const call of [() => limiter.check({ user: "alice" }), async () => limiter.checkSync({}), () => limiter.usage({}), async () => limiter.policy]) {
+  for (const call of [
+    () => limiter.check({ user: "alice" }),
+    async () => limiter.checkSync({}),
+    () => limiter.usage({}),
+    async () => limiter.policy,
+  ]) {
     assert.equal((await thrown(call)).code, "closed");
   }
 });
@@ -85,9 +91,13 @@ test("worker threads share the engine of a name", async () => {
   const url = new URL(`data:text/javascript,${encodeURIComponent(code)}`);
   const workers = Array.from({ length: 4 }, () => {
     // A module from a `data:` URL has no packages, so the import is made absolute.
-    return new Worker(new URL(String(url).replace("tollkeeper%22", `${encodeURIComponent(import.meta.resolve("tollkeeper"))}%22`)));
+    const resolved = encodeURIComponent(import.meta.resolve("tollkeeper"));
+    return new Worker(new URL(String(url).replace("tollkeeper%22", `${resolved}%22`)));
   });
-  const admitted = await Promise.all(workers.map((worker) => new Promise((resolve, reject) => worker.on("message", resolve).on("error", reject))));
+  const message = (worker) => {
+    return new Promise((resolve, reject) => worker.on("message", resolve).on("error", reject));
+  };
+  const admitted = await Promise.all(workers.map(message));
   assert.equal(admitted.reduce((sum, count) => sum + count), 5);
   assert.equal(limiter.checkSync({ user: "alice" }).allowed, false);
   assert.throws(() => new Limiter({ name: "shared", limits: [] }), /shared/);
@@ -121,13 +131,20 @@ test("a changed file is followed, and keeps its counts", async () => {
 test("cluster workers on memory get one warning", () => {
   const two = `${OPEN} new Limiter(${JSON.stringify({ limits })});`;
   const warnings = ({ stderr }) => stderr.split("\n").filter((line) => line.startsWith("tollkeeper:"));
-  const warning = (count) => [`tollkeeper: each of ${count} processes counts for itself: use redis:// or share: 1/${count}`];
+  const warning = (count) => [
+    `tollkeeper: each of ${count} processes has its own counters, so together they admit ${count} times the limit: ` +
+      `use redis://, or set share: 1/${count}`,
+  ];
   assert.deepEqual(warnings(script(two)), []);
   assert.deepEqual(warnings(script(two, { NODE_APP_INSTANCE: "0", instances: "4" })), warning(4));
   const cluster = `
     import cluster from "node:cluster";
     if (cluster.isPrimary) cluster.setupPrimary({ execArgv: [] }), cluster.fork();
-    else { const { Limiter } = await import("tollkeeper"); new Limiter(${JSON.stringify({ limits })}); cluster.worker.disconnect(); }
+    else {
+      const { Limiter } = await import("tollkeeper");
+      new Limiter(${JSON.stringify({ limits })});
+      cluster.worker.disconnect();
+    }
   `;
   const file = `${configFile("")}.mjs`;
   writeFileSync(file, cluster.replace('"tollkeeper"', JSON.stringify(import.meta.resolve("tollkeeper"))));
@@ -136,7 +153,8 @@ test("cluster workers on memory get one warning", () => {
 });
 
 test("a manual clock moves only by advance()", async () => {
-  const { limiter, clock } = testing({ limits: [{ name: "a", by: "user", rate: "1/min", algorithm: "fixed-window" }], at: 0 });
+  const limits = [{ name: "a", by: "user", rate: "1/min", algorithm: "fixed-window" }];
+  const { limiter, clock } = testing({ limits, at: 0 });
   assert.deepEqual([limiter.checkSync({ user: "a" }).allowed, limiter.checkSync({ user: "a" }).retryAfter], [true, 60]);
   clock.advance(59.5);
   assert.equal(limiter.checkSync({ user: "a" }).retryAfter, 0.5);

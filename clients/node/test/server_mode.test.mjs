@@ -1,6 +1,7 @@
 // `new Limiter({ server })` against a real server, over HTTP and over RESP.
 
 import assert from "node:assert/strict";
+import { once } from "node:events";
 import { createHash } from "node:crypto";
 import { test } from "node:test";
 import { Limiter, TollkeeperError } from "tollkeeper";
@@ -89,7 +90,11 @@ test("a wrong token or URL is an error, never a pass", async () => {
     const error = await thrown(() => new Limiter({ ...options, timeout }).check({ user: "alice" }));
     assert.deepEqual([error.constructor, error.code], [TollkeeperError, code]);
   }
-  for (const options of [{ server: http, token: "data" }, { server: resp, token: "data" }, { server: resp.replace("//", "//:data@") }]) {
+  for (const options of [
+    { server: http, token: "data" },
+    { server: resp, token: "data" },
+    { server: resp.replace("//", "//:data@") },
+  ]) {
     assert.equal((await new Limiter({ ...options, timeout }).check({ user: "alice" })).degraded, null);
   }
 });
@@ -116,7 +121,8 @@ test("an unavailable server is decided by onUnavailable", async () => {
     const errors = [];
     const open = new Limiter({ server, timeout }).on("error", (error) => errors.push(error.message));
     const admitted = await open.check({});
-    assert.deepEqual([admitted.allowed, admitted.degraded, admitted.binding, admitted.limits], [true, "allow", null, []]);
+    const { allowed, degraded, binding, limits } = admitted;
+    assert.deepEqual([allowed, degraded, binding, limits], [true, "allow", null, []]);
     assert.match(errors.join("; "), why);
     const closed = new Limiter({ server, timeout, onUnavailable: "deny" }).on("error", () => {});
     const refused = await closed.check({});
@@ -137,7 +143,9 @@ test("after five failures the server is not asked for a second", async () => {
   let up = false;
   const url = await served((request, response) => {
     asked += 1;
-    response.writeHead(up ? 200 : 500).end('{"allowed":true,"binding":null,"retry_after":null,"delay":0,"degraded":null,"charge":null,"limits":[]}');
+    const none = { binding: null, retry_after: null, degraded: null, charge: null };
+    const answer = { allowed: true, ...none, delay: 0, limits: [] };
+    response.writeHead(up ? 200 : 500).end(JSON.stringify(answer));
   });
   const limiter = new Limiter({ server: url, timeout }).on("error", () => {});
   for (let request = 0; request < 50; request++) assert.equal((await limiter.check({})).degraded, "allow");
@@ -151,7 +159,8 @@ test("a signal cancels a call, and is no failure of the server", async () => {
   const { port, sockets } = await silence();
   for (const scheme of ["http", "redis"]) {
     const errors = [];
-    const limiter = new Limiter({ server: `${scheme}://127.0.0.1:${port}`, timeout }).on("error", (error) => errors.push(error));
+    const limiter = new Limiter({ server: `${scheme}://127.0.0.1:${port}`, timeout });
+    limiter.on("error", (error) => errors.push(error));
     const reason = new Error("the caller left");
     assert.equal(await thrown(() => limiter.check({}, { signal: AbortSignal.abort(reason) })), reason);
     const controller = new AbortController();
@@ -163,6 +172,41 @@ test("a signal cancels a call, and is no failure of the server", async () => {
     assert.deepEqual(errors, []);
     await limiter.close();
   }
+});
+
+test("the caller's own timeout keeps the RESP connection", async () => {
+  const { port, sockets } = await silence();
+  const limiter = new Limiter({ server: `redis://127.0.0.1:${port}`, timeout });
+  const late = () => AbortSignal.timeout(1);
+  for (let call = 0; call < 2; call++) {
+    assert.equal((await thrown(() => limiter.check({}, { signal: late() }))).name, "TimeoutError");
+    await until(() => sockets.size > 0);
+  }
+  assert.equal(sockets.size, 1);
+  await limiter.close();
+});
+
+test("the scheme of a server is read in any case", async () => {
+  const { http } = await server(POLICY);
+  const limiter = new Limiter({ server: http.replace("http", "HTTP"), timeout });
+  const visit = await limiter.visit(
+    { method: "GET", url: "/", headers: {}, rawHeaders: [] },
+    { facts: () => ({ tenant: "acme" }) },
+  );
+  assert.deepEqual([visit.allowed, visit.isOpen], [true, true]);
+  visit.gone();
+});
+
+test("leaving the scope of a slot reports a lost server", async () => {
+  const { http, child } = await server(POLICY);
+  const errors = [];
+  const limiter = new Limiter({ server: http, timeout }).on("error", (error) => errors.push(error.code));
+  const { slot } = await limiter.acquire({ tenant: "acme" });
+  child.kill("SIGKILL");
+  await once(child, "exit");
+  await slot[Symbol.asyncDispose ?? Symbol.for("nodejs.asyncDispose")]();
+  assert.deepEqual(errors, ["unavailable"]);
+  assert.equal((await thrown(() => slot.release())).code, "unavailable");
 });
 
 test("server mode never loads the addon", async () => {
@@ -179,6 +223,7 @@ test("wrong options are refused at once", () => {
     [{ server: "127.0.0.1:8080" }, /must begin with http:|is not a URL/],
     [{ server: "ftp://a" }, /must begin with http:/],
     [{ server: "http://a", timeout: "1s" }, /number of milliseconds/],
+    [{ server: "http://a", timeout: 2 ** 31 }, /number of milliseconds/],
     [{ server: "http://a", onUnavailable: "open" }, /"allow" or "deny"/],
     [{ server: "http://a", retries: 3 }, /unknown option `retries`/],
   ]) {

@@ -15,7 +15,8 @@ const patient = { redis: { deadline: "5s" } };
 
 async function app(options, status = () => 200) {
   const app = express();
-  app.use(rateLimit({ windowMs, limit: 3, standardHeaders: "draft-8", legacyHeaders: false, validate: false, ...options }));
+  const headers = { standardHeaders: "draft-8", legacyHeaders: false };
+  app.use(rateLimit({ windowMs, limit: 3, ...headers, validate: false, ...options }));
   app.get("/", (request, response) => response.status(status(request)).end());
   app.use((error, request, response, next) => response.status(500).end(error.message));
   const url = await served(app);
@@ -25,7 +26,8 @@ async function app(options, status = () => 200) {
 for (const [name, store] of [["memory", async () => "memory://"], ["Redis", async () => (await redis()).url]]) {
   describe(name, () => {
     test("requests above the limit are refused", async () => {
-      const get = await app({ store: new TollkeeperStore({ ...patient, store: await store(), algorithm: "sliding-log" }) });
+      const counts = new TollkeeperStore({ ...patient, store: await store(), algorithm: "sliding-log" });
+      const get = await app({ store: counts });
       for (const remaining of [2, 1, 0]) {
         const answer = await get();
         assert.equal(answer.status, 200);

@@ -25,7 +25,8 @@ new Limiter({ store: "memory://" });
 // @ts-expect-error the policy has another name
 new Limiter({ server: "http://127.0.0.1:8080", onUnavailable: "open" });
 
-const decision: Decision = await limiter.check({ user: "alice", paid: true, plan: 3, big: 3n, none: undefined }, { cost: 2 });
+const facts = { user: "alice", paid: true, plan: 3, big: 3n, none: undefined };
+const decision: Decision = await limiter.check(facts, { cost: 2 });
 const remaining: number | null = decision.remaining;
 const wait: number = decision.allowed ? decision.delay : (decision.retryAfter ?? Infinity);
 const headers: Record<string, string> = decision.headers();
@@ -80,12 +81,15 @@ const server = fastify();
 await server.register(onFastify, { limiter, hook: "preHandler", facts: () => ({ user: "alice" }) });
 const hono = new Hono();
 hono.use(onHono(limiter, { ip: (context) => context.req.header("cf-connecting-ip") }));
-export const POST = withLimits(limiter, async (request) => Response.json(await request.json()), { ip: () => "192.0.2.7" });
-export const GET = withLimits(limiter, (request: Request, context: { params: Promise<{ id: string }> }) => Response.json(context));
+const ip = () => "192.0.2.7";
+export const POST = withLimits(limiter, async (request) => Response.json(await request.json()), { ip });
+type Context = { params: Promise<{ id: string }> };
+export const GET = withLimits(limiter, (request: Request, context: Context) => Response.json(context));
 const entered = await limits(limiter)(new Request("http://a/"));
 entered.response ?? entered.finish(new Response("hello"));
 
-app.use(rateLimit({ windowMs: 1000, limit: 5, store: new TollkeeperStore({ store: "redis://127.0.0.1/", prefix: "rl" }) }));
+const store = new TollkeeperStore({ store: "redis://127.0.0.1/", prefix: "rl" });
+app.use(rateLimit({ windowMs: 1000, limit: 5, store }));
 
 const { limiter: tested, clock } = testing({ limits: [{ name: "a", rate: "1/s" }], at: 0 });
 tested.checkSync({});

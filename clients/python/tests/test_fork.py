@@ -87,6 +87,19 @@ def test_child_opens_connections_of_its_own_to_a_server() -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
+def test_lock_that_is_held_during_a_fork_is_free_in_the_child() -> None:
+    with server("limits: [{ name: all, rate: 1000/day }]") as url:
+        limiter = Limiter(server=url, timeout=30, on_unavailable="deny")
+        assert limiter.check({})
+        with limiter._at.client._lock:  # type: ignore[union-attr]
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                os._exit(0 if limiter.check({}) else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        assert limiter.check({})
+
+
 def test_fork_of_a_memory_store_warns_once() -> None:
     code = """
 import logging, os, sys

@@ -11,6 +11,8 @@ from tollkeeper import TollkeeperError
 
 SERVERS = {
     "fastapi-uvicorn": (uvicorn("fastapi_app:app"), "memory", {}),
+    "fastapi-redis": (uvicorn("fastapi_app:app"), "redis", {}),
+    "flask-preload": (gunicorn("flask_app:app", 1, "--preload", "--threads", "8"), "memory", {}),
     "django-gunicorn": (gunicorn("django_app:application", 2, "--preload"), "redis", {}),
     "django-uvicorn": (uvicorn("django_app:asgi"), "memory", {"INTERFACE": "asgi"}),
     "flask-gunicorn": (gunicorn("flask_app:app", 2), "redis", {}),

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from typing import Any, List
+from typing import Any
 
 import pytest
 from harness import Redis, at_once, python, server, until
@@ -77,39 +77,37 @@ def test_stopped_redis_is_answered_by_the_failure_policy(redis: Redis) -> None:
         own.close()
 
 
-def test_event_loop_runs_while_redis_is_stopped(redis: Redis) -> None:
-    """A timer of 5 ms keeps its rhythm while every check waits for its deadline."""
+def test_event_loop_runs_while_redis_is_stopped() -> None:
+    """The loop keeps turning while every check waits for its deadline."""
     own = Redis()
 
-    async def late() -> List[float]:
+    async def turns_during_checks() -> int:
         waits = limiter(own, "loop", AsyncLimiter, deadline="200ms", on_store_failure="allow")
         assert (await waits.check({"key": "k"})).degraded is None
         own.signal(signal.SIGSTOP)
-        lateness: List[float] = []
+        turns = 0
 
-        async def timer() -> None:
-            loop = asyncio.get_running_loop()
+        async def turning() -> None:
+            nonlocal turns
             while True:
-                due = loop.time() + 0.005
-                await asyncio.sleep(0.005)
-                lateness.append(loop.time() - due)
+                await asyncio.sleep(0)
+                turns += 1
 
-        ticking = asyncio.create_task(timer())
+        task = asyncio.create_task(turning())
         decisions = await asyncio.gather(*(waits.check({"key": "k"}) for _ in range(50)))
-        ticking.cancel()
+        task.cancel()
         assert {decision.degraded for decision in decisions} == {"allow"}
         own.signal(signal.SIGCONT)
         await waits.close()
-        return lateness
+        return turns
 
     try:
-        lateness = sorted(asyncio.run(late()))
+        turns = asyncio.run(turns_during_checks())
     finally:
         own.signal(signal.SIGCONT)
         own.close()
-    # Blocked for a check, the timer would run once or twice. Single runs are late when the machine is busy.
-    assert len(lateness) >= 8, lateness
-    assert lateness[len(lateness) // 2] < 0.02, lateness
+    # If checks blocked the loop, it would turn about once for each.
+    assert turns > 200, turns
 
 
 def test_restarted_redis_is_used_again() -> None:

@@ -11,7 +11,7 @@ import time
 from typing import Any, Iterator, List, Tuple
 
 import pytest
-from harness import at_once, server
+from harness import at_once, python, server
 
 from tollkeeper import AsyncLimiter, Limiter, TollkeeperError
 
@@ -32,7 +32,7 @@ def url() -> Iterator[str]:
 
 
 def test_every_call_works(url: str) -> None:
-    with Limiter(server=url, token="secret") as limiter:
+    with Limiter(server=url, token="secret", timeout=10) as limiter:
         first = limiter.check({"user": "all", "admin": True, "n": 7}, cost=2)
         assert (first.allowed, first.binding, first.limit, first.remaining) == (True, "per-user", 5, 3)
         assert limiter.headers(first)["ratelimit"].startswith('"per-user";r=3;t=')
@@ -58,7 +58,7 @@ def test_every_call_works(url: str) -> None:
 
 def test_every_call_works_in_asyncio(url: str) -> None:
     async def calls() -> None:
-        async with AsyncLimiter(server=url, token="secret") as limiter:
+        async with AsyncLimiter(server=url, token="secret", timeout=10) as limiter:
             decisions = await asyncio.gather(*(limiter.check({"user": "async"}) for _ in range(50)))
             assert sum(map(bool, decisions)) == 5
             assert not await limiter.peek({"user": "async"})
@@ -86,13 +86,13 @@ def test_threads_share_the_count_of_the_server(url: str) -> None:
 def test_extension_is_never_imported(url: str) -> None:
     code = (
         "import sys; from tollkeeper import Limiter; "
-        f"print(Limiter(server={url!r}).check({{'user': 'pure'}}).allowed, 'tollkeeper._native' in sys.modules)"
+        f"print(Limiter(server={url!r}, timeout=10).check({{'user': 'pure'}}).allowed, 'tollkeeper._native' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["True", "False"]
 
 
 def test_waiting_ends_with_a_refusal_at_the_timeout(url: str) -> None:
-    limiter = Limiter(server=url)
+    limiter = Limiter(server=url, timeout=10)
     while limiter.check({"user": "wait"}):
         pass
     assert not limiter.until_allowed({"user": "wait"}, timeout=1)
@@ -100,15 +100,15 @@ def test_waiting_ends_with_a_refusal_at_the_timeout(url: str) -> None:
 
 def test_errors_of_the_server_are_raised(url: str) -> None:
     cases: List[Tuple[Limiter, str]] = [
-        (Limiter(server=url + "/nowhere"), "not_found"),
-        (Limiter(server=url, token="wrong"), "unauthorized"),
+        (Limiter(server=url + "/nowhere", timeout=10), "not_found"),
+        (Limiter(server=url, token="wrong", timeout=10), "unauthorized"),
     ]
     for limiter, code in cases:
         with pytest.raises(TollkeeperError) as raised:
             limiter.usage({"user": "x"}) if code == "unauthorized" else limiter.check({"user": "x"})
         assert raised.value.code == code
     with pytest.raises(TollkeeperError, match="unknown_charge"):
-        Limiter(server=url).refund("nonsense")
+        Limiter(server=url, timeout=10).refund("nonsense")
 
 
 class Scripted:
@@ -160,13 +160,13 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
         ([b"HTTP/1.0 200 OK\r\n\r\n" + ADMITTED], "admitted"),
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n"
           % (ADMITTED[:5], len(ADMITTED) - 5, ADMITTED[5:])], "admitted"),
-        ([OK % (2, b"{}")], "invalid_answer"),
-        ([OK % (4, b"true")], "invalid_answer"),
-        ([OK % (5, b"hello")], "invalid_answer"),
-        ([OK % (16, b'{"allowed":"no"}')], "invalid_answer"),
-        ([b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n"], "invalid_answer"),
-        ([b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nslow"], "invalid_answer"),
-        ([b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n"], "invalid_answer"),
+        ([OK % (2, b"{}")], "unexpected_answer"),
+        ([OK % (4, b"true")], "unexpected_answer"),
+        ([OK % (5, b"hello")], "unexpected_answer"),
+        ([OK % (16, b'{"allowed":"no"}')], "unexpected_answer"),
+        ([b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n"], "unexpected_answer"),
+        ([b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nslow"], "unexpected_answer"),
+        ([b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n"], "unexpected_answer"),
         ([OK % (len(ADMITTED) + 1, ADMITTED)], "unavailable"),
         ([OK % (len(ADMITTED) - 1, ADMITTED)], "unavailable"),
         ([b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n"], "unavailable"),
@@ -183,7 +183,7 @@ def test_any_answer_is_a_decision_or_an_error(kind: Any, pieces: List[bytes], ex
         decision = limiter.check({"user": "x"})
         return asyncio.run(decision) if kind is AsyncLimiter else decision
 
-    if expected == "invalid_answer":
+    if expected == "unexpected_answer":
         with pytest.raises(TollkeeperError, match=expected):
             check()
     else:
@@ -247,6 +247,64 @@ def test_server_that_comes_back_is_asked_again() -> None:
     end = time.monotonic() + 30
     while not limiter.check({}):
         assert time.monotonic() < end
+
+
+@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+def test_failed_store_of_a_server_is_decided_by_policy(kind: Any) -> None:
+    body = b'{"error":{"code":"store_unavailable","message":"the store did not answer","where":null}}'
+    failed = Scripted(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body), keep=True)
+    limiter = kind(server=failed.url, on_unavailable="deny", timeout=10)
+
+    def result(call: Any) -> Any:
+        async def awaited() -> Any:
+            return await call()
+
+        return asyncio.run(awaited()) if kind is AsyncLimiter else call()
+
+    assert result(lambda: limiter.check({})).degraded == "deny"
+    assert result(lambda: limiter.peek({})).degraded == "deny"
+    with pytest.raises(TollkeeperError, match="store_unavailable"):
+        result(lambda: limiter.usage({}))
+
+
+def test_slot_of_a_lost_server_ends_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    with server(POLICY) as url:
+        limiter = Limiter(server=url, timeout=10)
+        held = limiter.acquire({"tenant": "t"})
+        assert held
+    with held:
+        pass
+    assert "a slot is not released" in caplog.text
+
+    async def entered() -> None:
+        with server(POLICY) as url:
+            acquiring = AsyncLimiter(server=url, timeout=10).acquire({"tenant": "t"})
+            assert await acquiring.__aenter__()
+        await acquiring.__aexit__(None, None, None)
+
+    caplog.clear()
+    asyncio.run(entered())
+    assert "a slot is not released" in caplog.text
+
+
+def test_fact_named_limit_does_not_replace_the_limit(url: str) -> None:
+    limiter = Limiter(server=url, token="secret", timeout=10)
+    request = limiter._at.client._endpoint.request(  # type: ignore[union-attr]
+        "forget", {"limit": "tokens", "facts": {"limit": "per-user"}}
+    )
+    assert request.startswith(b"DELETE /v1/state?limit=tokens&limit=per-user HTTP/1.1")
+
+
+def test_descriptors_above_1023_are_used(url: str) -> None:
+    code = f"""
+import os, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2000, max(2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])))
+opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+from tollkeeper import Limiter
+limiter = Limiter(server={url!r}, timeout=30, on_unavailable="deny")
+print([limiter.check({{"shaped": str(n)}}).degraded for n in range(3)])
+"""
+    assert python(code).strip() == "[None, None, None]"
 
 
 def test_constructor_says_what_it_takes() -> None:

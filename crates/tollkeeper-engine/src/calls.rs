@@ -4,7 +4,6 @@
 //! the answer, is done by the thread that made it: a call needs no task, and its answer is not passed between threads.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::AcqRel};
@@ -13,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 
-use crate::asked::Pending;
+use crate::engine_call::Pending;
 use crate::process;
 
 /// The pending calls of one thread. Each ends with a value of type `T`.
@@ -50,7 +49,7 @@ impl<T: Send + 'static> Calls<T> {
         self.sleeper.sleeps.swap(false, AcqRel);
         self.poll(&mut ended);
         self.sleeper.sleeps.swap(true, AcqRel);
-        // For replies that arrived while this thread was awake, it is not woken.
+        // A reply that arrived during the first pass did not wake this thread: take it now.
         self.poll(&mut ended);
         ended
     }
@@ -58,17 +57,15 @@ impl<T: Send + 'static> Calls<T> {
     fn poll(&mut self, ended: &mut Vec<T>) {
         let mut context = Context::from_waker(&self.waker);
         loop {
-            match catch_unwind(AssertUnwindSafe(|| self.pending.poll_next_unpin(&mut context))) {
-                Ok(Poll::Ready(Some(value))) => ended.push(value),
-                Ok(Poll::Ready(None) | Poll::Pending) => return,
-                // As in a task: a call that panics has no answer, and the others continue.
-                Err(_) => {}
+            match self.pending.poll_next_unpin(&mut context) {
+                Poll::Ready(Some(value)) => ended.push(value),
+                Poll::Ready(None) | Poll::Pending => return,
             }
         }
     }
 }
 
-/// The thread ends, and its calls may have been sent: the engine's runtime completes them.
+/// When the thread ends, the engine's runtime completes its calls, because some may have been sent already.
 impl<T: Send + 'static> Drop for Calls<T> {
     fn drop(&mut self) {
         if let Ok(runtime) = process::runtime() {
@@ -94,5 +91,20 @@ impl Wake for Sleeper {
         if self.sleeps.swap(false, AcqRel) {
             (self.wake)();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panicked_call_ends_and_the_others_continue() {
+        let mut calls = Calls::new(|| {});
+        calls.add(Pending::new(async { panic!("a bug in a store") }, || "failed"), |answer| answer);
+        calls.add(Pending::new(async { "decided" }, || "failed"), |answer| answer);
+        let mut ended = calls.run();
+        ended.sort_unstable();
+        assert_eq!(ended, ["decided", "failed"]);
     }
 }

@@ -1,4 +1,4 @@
-//! An engine: a limiter with the settings of a config, whose calls and answers are text.
+//! Owns a limiter, its settings and its config file for one binding; calls and answers are text.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,12 +15,15 @@ use crate::api::call::{Api, ApiCall, ShowLimits};
 use crate::api::decision_json;
 use crate::api::error::{ApiError, Code};
 use crate::api::redact::Redactor;
-use crate::asked::{Asked, Pending, at_once};
+use crate::engine_call::{EngineCall, Pending, at_once};
 use crate::event::{EventKind, Listeners};
 use crate::json::Writer;
-use crate::options::{Options, Source};
+use crate::options::{ConfigSource, Options};
 use crate::process;
-use crate::ticket::Tickets;
+use crate::ticket::{MAX_OPEN, Tickets};
+
+/// The message of a call that panicked. The panic itself is on standard error.
+pub(crate) const PANICKED: &str = "the call failed because of a bug in tollkeeper";
 
 /// A limiter with the settings of a config, in this process.
 #[derive(Debug)]
@@ -29,12 +32,12 @@ pub struct Engine {
     listeners: Arc<Listeners>,
     clock: Option<ManualClock>,
     remote: bool,
-    states: PerProcess<State>,
+    states: PerProcess<ProcessState>,
 }
 
 /// The answer to a call, as the server would send it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answered {
+pub struct EngineAnswer {
     /// The status of the response: 200, 429, or that of an error.
     pub status: u16,
     /// The body: JSON in one line, errors included.
@@ -43,9 +46,9 @@ pub struct Answered {
     pub headers: String,
 }
 
-/// What an engine has in one process.
+/// The parts of an engine that belong to one process.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct ProcessState {
     process: u32,
     /// `None` only while it is dropped.
     parts: Option<Parts>,
@@ -118,7 +121,7 @@ impl Engine {
         Ok(self.state()?.core.text(decision))
     }
 
-    /// The rate-limit headers of a decision that [`Engine::limiter`] made, as in [`Answered::headers`].
+    /// The rate-limit headers of a decision that [`Engine::limiter`] made, as in [`EngineAnswer::headers`].
     pub fn decision_headers(&self, decision: &Decision) -> Result<String, ApiError> {
         Ok(self.state()?.core.headers(decision))
     }
@@ -131,28 +134,36 @@ impl Engine {
     }
 
     /// Answers a call of the API. `headers` is whether the rate-limit headers are wanted, too.
-    pub fn ask(self: &Arc<Engine>, call: ApiCall, mut body: Vec<u8>, headers: bool) -> Asked<Answered> {
+    pub fn ask(
+        self: &Arc<Engine>,
+        call: ApiCall,
+        mut body: Vec<u8>,
+        headers: bool,
+    ) -> EngineCall<EngineAnswer> {
         if !self.remote {
-            return Asked::Ready(at_once(self.answer(call, &mut body, headers)));
+            return EngineCall::Ready(at_once(self.answer(call, &mut body, headers)));
         }
         let engine = Arc::clone(self);
-        Asked::Pending(Pending::new(async move { engine.answer(call, &mut body, headers).await }))
+        EngineCall::Pending(Pending::new(
+            async move { engine.answer(call, &mut body, headers).await },
+            || EngineAnswer::error(&ApiError::new(Code::StoreUnavailable, PANICKED)),
+        ))
     }
 
-    async fn answer(&self, call: ApiCall, body: &mut [u8], headers: bool) -> Answered {
+    async fn answer(&self, call: ApiCall, body: &mut [u8], headers: bool) -> EngineAnswer {
         let state = match self.state() {
             Ok(state) => state,
-            Err(error) => return Answered::error(&error),
+            Err(error) => return EngineAnswer::error(&error),
         };
         let core = &*state.core;
         let api = Api { limiter: &core.limiter, redactor: &core.redactor, limits: core };
         match api.answer(call, body, |_, _| {}).await {
-            Ok(answer) => Answered {
+            Ok(answer) => EngineAnswer {
                 status: answer.status.as_u16(),
                 headers: answer.decision.filter(|_| headers).map_or(String::new(), |it| core.headers(&it)),
                 text: answer.text.into_owned(),
             },
-            Err(error) => Answered::error(&error),
+            Err(error) => EngineAnswer::error(&error),
         }
     }
 
@@ -213,13 +224,16 @@ impl Engine {
     }
 
     /// Follows the config file, if there is one.
-    fn start(&self, core: Arc<Core>) -> Result<State, String> {
+    fn start(&self, core: Arc<Core>) -> Result<ProcessState, String> {
         let follow = match &self.options.source {
-            Source::File(path) => Some(self.follow(path, &core)?),
-            Source::Text { .. } => None,
+            ConfigSource::File(path) => Some(self.follow(path, &core)?),
+            ConfigSource::Text { .. } => None,
         };
-        let tickets = Arc::new(Tickets::new(&core.limiter, Arc::clone(&self.listeners)));
-        Ok(State { process: std::process::id(), parts: Some(Parts { core, tickets, _follow: follow }) })
+        let tickets = Arc::new(Tickets::new(&core.limiter, Arc::clone(&self.listeners), MAX_OPEN));
+        Ok(ProcessState {
+            process: std::process::id(),
+            parts: Some(Parts { core, tickets, _follow: follow }),
+        })
     }
 
     fn follow(&self, path: &Path, core: &Arc<Core>) -> Result<Follow, String> {
@@ -283,7 +297,7 @@ impl ShowLimits for Core {
     }
 }
 
-fn active_limits(source: &Source, config: &Config, limiter: &Limiter) -> ActiveLimits {
+fn active_limits(source: &ConfigSource, config: &Config, limiter: &Limiter) -> ActiveLimits {
     ActiveLimits {
         version: limiter.policy().version(),
         source: source.of_limits(),
@@ -309,22 +323,22 @@ pub(crate) fn push_header(lines: &mut String, name: &str, value: &[u8]) {
     lines.push_str(&String::from_utf8_lossy(value));
 }
 
-impl Answered {
-    fn error(error: &ApiError) -> Answered {
+impl EngineAnswer {
+    fn error(error: &ApiError) -> EngineAnswer {
         let mut out = Writer::default();
         error.write(&mut out);
-        Answered { status: error.code.status().as_u16(), text: out.finish(), headers: String::new() }
+        EngineAnswer { status: error.code.status().as_u16(), text: out.finish(), headers: String::new() }
     }
 }
 
-impl State {
+impl ProcessState {
     #[inline]
     fn parts(&self) -> &Parts {
         self.parts.as_ref().expect("until it is dropped")
     }
 }
 
-impl Drop for State {
+impl Drop for ProcessState {
     /// A forked process does not drop the state of its parent: that would wait for threads that do not exist in this
     /// process, and release slots that the parent holds.
     fn drop(&mut self) {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 /// Called with every event, on any thread. It must not block, and must not call the engine.
-pub type Listener = Arc<dyn Fn(&Event) + Send + Sync>;
+pub type Listener = Arc<dyn Fn(&EngineEvent) + Send + Sync>;
 
 /// Something that happened outside of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct EngineEvent {
     /// Its kind.
     pub kind: EventKind,
     /// What happened; for a reload, the version of the new limits.
@@ -61,7 +61,7 @@ impl Listeners {
     /// Calls all listeners. Without any, errors and warnings are written to standard error.
     pub(crate) fn emit(&self, kind: EventKind, message: String) {
         let listeners = self.0.load();
-        let event = Event { kind, message };
+        let event = EngineEvent { kind, message };
         if listeners.is_empty() && kind != EventKind::Reload {
             eprintln!("tollkeeper: {}", event.message);
         }

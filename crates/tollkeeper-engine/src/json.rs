@@ -1,4 +1,4 @@
-//! The JSON of calls and answers: the reader of the library, and a writer.
+//! Writes JSON for answers, and re-exports the library's reader for calls.
 
 use std::fmt::Write as _;
 

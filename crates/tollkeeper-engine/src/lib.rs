@@ -5,10 +5,10 @@
 //! request, as bytes, and returns one text that is cheap to split.
 //!
 //! ```
-//! use tollkeeper_engine::{ApiCall, Format, Options, Source};
+//! use tollkeeper_engine::{ApiCall, Format, Options, ConfigSource};
 //!
 //! let text = r#"{"limits":[{"name":"per-user","by":"user","rate":"1/min","burst":1}]}"#.to_owned();
-//! let number = tollkeeper_engine::open(Options::new(Source::Text { format: Format::Json, text }))?;
+//! let number = tollkeeper_engine::open(Options::new(ConfigSource::Text { format: Format::Json, text }))?;
 //! let engine = tollkeeper_engine::get(number).expect("it is open");
 //!
 //! let body = r#"{"facts":{"user":"alice"}}"#;
@@ -21,9 +21,9 @@
 //! The crate knows no language: no napi, no pyo3, and no macros of theirs. [`api`] and [`json`] are also the server's.
 
 pub mod api;
-mod asked;
 mod calls;
 mod engine;
+mod engine_call;
 mod event;
 pub mod json;
 mod options;
@@ -35,13 +35,13 @@ mod visit;
 
 pub use api::call::ApiCall;
 pub use api::error::ApiError;
-pub use asked::{Asked, Pending};
 pub use calls::Calls;
-pub use engine::{Answered, Engine};
-pub use event::{Event, EventKind, Listener};
-pub use options::{Options, Source};
+pub use engine::{Engine, EngineAnswer};
+pub use engine_call::{EngineCall, Pending};
+pub use event::{EngineEvent, EventKind, Listener};
+pub use options::{ConfigSource, Options};
 pub use process::forked;
 pub use registry::{CLOSED, close, get, open};
 pub use tollkeeper::config::Format;
 pub use tollkeeper_tower::body::MOST as MAX_BODY;
-pub use visit::{Visit, VisitBody};
+pub use visit::{VisitBody, VisitRequest};

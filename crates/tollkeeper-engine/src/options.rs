@@ -10,7 +10,7 @@ use crate::event::Listener;
 
 /// Where the limits and settings of an engine come from.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum ConfigSource {
     /// A config file. A change of the file takes effect within a second.
     File(PathBuf),
     /// The text of a config. `${VAR}` is replaced as in a file.
@@ -26,7 +26,7 @@ pub enum Source {
 #[derive(Clone)]
 pub struct Options {
     /// Where limits and settings come from.
-    pub source: Source,
+    pub source: ConfigSource,
     /// The store, instead of the config's: `memory://` or `redis://…`.
     pub store: Option<String>,
     /// Engines opened with the same name are one engine.
@@ -40,15 +40,15 @@ pub struct Options {
 
 impl Options {
     /// The config's own store, the clock of the system, and no name.
-    pub fn new(source: Source) -> Options {
+    pub fn new(source: ConfigSource) -> Options {
         Options { source, store: None, name: None, at: None, listener: None }
     }
 
     /// Reads the config, with the store that the options choose.
     pub(crate) fn config(&self) -> Result<Config, String> {
         let mut config = match &self.source {
-            Source::File(path) => Config::read(path).map_err(|error| error.to_string())?.0,
-            Source::Text { format, text } => {
+            ConfigSource::File(path) => Config::read(path).map_err(|error| error.to_string())?.0,
+            ConfigSource::Text { format, text } => {
                 let environment = |name: &str| std::env::var(name).ok();
                 let parsed = Config::parse("config", *format, text.as_bytes(), &environment);
                 parsed.map_err(|report| report.to_string())?.0
@@ -72,21 +72,21 @@ impl Options {
     }
 }
 
-impl Source {
+impl ConfigSource {
     pub(crate) fn of_limits(&self) -> LimitSource {
         match self {
-            Source::File(_) => LimitSource::File,
-            Source::Text { .. } => LimitSource::Code,
+            ConfigSource::File(_) => LimitSource::File,
+            ConfigSource::Text { .. } => LimitSource::Code,
         }
     }
 }
 
 /// Without the text, which may contain a password.
-impl fmt::Debug for Source {
+impl fmt::Debug for ConfigSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::File(path) => f.debug_tuple("File").field(path).finish(),
-            Source::Text { format, .. } => f.debug_tuple("Text").field(format).finish(),
+            ConfigSource::File(path) => f.debug_tuple("File").field(path).finish(),
+            ConfigSource::Text { format, .. } => f.debug_tuple("Text").field(format).finish(),
         }
     }
 }

@@ -50,7 +50,8 @@ pub fn open(options: Options) -> Result<u32, String> {
         close(number);
         let name = name.unwrap_or_default();
         return Err(format!(
-            "the limiter `{name}` is already open with other limits or another store: choose another `name`"
+            "the limiter `{name}` is already open with other limits, another store or another clock: choose \
+             another `name`"
         ));
     }
     if let Some(listener) = listener {

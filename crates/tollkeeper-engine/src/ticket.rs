@@ -10,10 +10,10 @@ use tollkeeper_tower::visit;
 use crate::event::{EventKind, Listeners};
 use crate::process;
 
-/// The most open tickets. Beyond it, each new ticket drops the oldest.
-const MOST: usize = 1_000_000;
-/// How long a ticket may be open. A request that takes longer is taken for one whose end was not reported.
-const LONGEST: Span = Span::from_secs(600);
+/// The most open tickets: a new one beyond them drops the oldest.
+pub(crate) const MAX_OPEN: usize = 1_000_000;
+/// How long a ticket may be open. After that, the binding is assumed to have missed the end of the request.
+const MAX_AGE: Span = Span::from_secs(600);
 /// How often dropped tickets are reported.
 const BETWEEN_REPORTS: Span = Span::from_secs(10);
 
@@ -22,11 +22,12 @@ const BETWEEN_REPORTS: Span = Span::from_secs(10);
 pub(crate) struct Tickets {
     limiter: Limiter,
     listeners: Arc<Listeners>,
-    table: Mutex<Table>,
+    max_open: usize,
+    table: Mutex<OpenTickets>,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct OpenTickets {
     /// By number, which is also the order in which they were opened.
     open: BTreeMap<u64, Ticket>,
     last: u64,
@@ -41,19 +42,19 @@ struct Ticket {
     opened: Time,
     /// `None` once the status of the response is known, or if no limit depends on it.
     decision: Option<Decision>,
-    held: Option<Held>,
+    held: Option<RenewedSlot>,
 }
 
 /// A slot and the task that renews it.
 #[derive(Debug)]
-struct Held {
+struct RenewedSlot {
     _guard: SlotGuard,
     renewal: Option<AbortHandle>,
 }
 
 impl Tickets {
-    pub(crate) fn new(limiter: &Limiter, listeners: Arc<Listeners>) -> Tickets {
-        Tickets { limiter: limiter.clone(), listeners, table: Mutex::default() }
+    pub(crate) fn new(limiter: &Limiter, listeners: Arc<Listeners>, max_open: usize) -> Tickets {
+        Tickets { limiter: limiter.clone(), listeners, max_open, table: Mutex::default() }
     }
 
     /// Opens a ticket. Its number is at least 1, and below 2^53.
@@ -62,10 +63,11 @@ impl Tickets {
         let mut table = self.lock();
         table.last += 1;
         let number = table.last;
-        let held = guard.map(|guard| Held { renewal: self.renew(number, &guard), _guard: guard });
+        let held =
+            guard.map(|guard| RenewedSlot { renewal: self.renew(number, opened, &guard), _guard: guard });
         let mut ended = Vec::new();
         while let Some(oldest) = table.open.first_entry()
-            && (oldest.get().opened + LONGEST <= opened || table.open.len() >= MOST)
+            && (oldest.get().opened + MAX_AGE <= opened || table.open.len() >= self.max_open)
         {
             ended.extend(table.open.pop_first());
         }
@@ -100,12 +102,12 @@ impl Tickets {
     }
 
     /// Renews a slot at half its time to live, until the ticket ends.
-    fn renew(self: &Arc<Tickets>, number: u64, guard: &SlotGuard) -> Option<AbortHandle> {
+    fn renew(self: &Arc<Tickets>, number: u64, opened: Time, guard: &SlotGuard) -> Option<AbortHandle> {
         let (tickets, limiter, slot) = (Arc::downgrade(self), self.limiter.clone(), guard.slot().clone());
         let half = Span::from_micros(guard.ttl().as_micros() / 2);
         // If no thread can be started, the slot expires after its time to live.
         let runtime = process::runtime().ok()?;
-        Some(runtime.spawn(keep(tickets, number, limiter, slot, half)).abort_handle())
+        Some(runtime.spawn(keep(tickets, number, opened + MAX_AGE, limiter, slot, half)).abort_handle())
     }
 
     /// Drops a ticket whose end was not reported.
@@ -125,8 +127,8 @@ impl Tickets {
         }
         if let Some(dropped) = report {
             let message = format!(
-                "dropped {dropped} tickets that were open for 10 minutes, or beyond 1,000,000: call `gone` when a \
-                 response ends"
+                "forgot {dropped} admitted requests whose end was not reported within 10 minutes, or beyond 1,000,000 at \
+                 once: report the end of every response"
             );
             self.listeners.emit(EventKind::Error, message);
         }
@@ -137,12 +139,12 @@ impl Tickets {
         if self.limiter.is_embedded() { None } else { process::runtime().ok().map(|runtime| runtime.enter()) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, OpenTickets> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Table {
+impl OpenTickets {
     /// Counts dropped tickets; returns how many to report, if it is time to.
     fn report(&mut self, dropped: usize, now: Time) -> Option<u64> {
         self.dropped += u64::try_from(dropped).unwrap_or(u64::MAX);
@@ -154,8 +156,7 @@ impl Table {
     }
 }
 
-async fn keep(tickets: Weak<Tickets>, number: u64, limiter: Limiter, slot: Slot, half: Span) {
-    let until = limiter.clock().now() + LONGEST;
+async fn keep(tickets: Weak<Tickets>, number: u64, until: Time, limiter: Limiter, slot: Slot, half: Span) {
     loop {
         let left = until.since(limiter.clock().now());
         limiter.clock().sleep(half.min(left)).await;
@@ -171,10 +172,34 @@ async fn keep(tickets: Weak<Tickets>, number: u64, limiter: Limiter, slot: Slot,
     }
 }
 
-impl Drop for Held {
+impl Drop for RenewedSlot {
     fn drop(&mut self) {
         if let Some(renewal) = &self.renewal {
             renewal.abort();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use tollkeeper::{Limit, Quota};
+
+    use super::*;
+    use crate::event::EngineEvent;
+
+    #[test]
+    fn ticket_beyond_the_cap_drops_the_oldest() {
+        let limiter = Limiter::builder().limit(Limit::new("all", Quota::per_hour(9))).build().unwrap();
+        let (send, events) = mpsc::channel();
+        let listeners = Arc::new(Listeners::default());
+        listeners.add(1, Arc::new(move |event: &EngineEvent| send.send(event.clone()).unwrap_or_default()));
+        let tickets = Arc::new(Tickets::new(&limiter, listeners, 2));
+        let [first, second, third] = [(); 3].map(|()| tickets.open(None, None));
+        assert!(!tickets.gone(first), "the oldest was dropped");
+        assert!(tickets.gone(second) && tickets.gone(third));
+        let event = events.try_recv().unwrap();
+        assert!(event.message.starts_with("forgot 1 admitted requests"), "{}", event.message);
     }
 }

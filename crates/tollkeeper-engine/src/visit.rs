@@ -12,22 +12,23 @@ use tollkeeper_tower::body::{BufferedBody, MOST};
 use tollkeeper_tower::facts::{PartialFacts, Reader as FactReader};
 use tollkeeper_tower::headers::{self, Jitter};
 use tollkeeper_tower::problem::Problem;
-use tollkeeper_tower::visit::{Application, Visit as TowerVisit};
+use tollkeeper_tower::visit::{Application, Visit};
 
 use crate::api::error::ApiError;
 use crate::api::request::OwnFacts;
-use crate::asked::{Asked, Pending, at_once};
-use crate::engine::{Engine, Parts, push_header};
+use crate::engine::{Engine, PANICKED, Parts, push_header};
+use crate::engine_call::{EngineCall, Pending, at_once};
 use crate::json::Reader;
 use crate::request_head::RequestHead;
 
 /// The longest that a leaky bucket delays a request; one that would have to wait longer is refused.
-const LONGEST_DELAY: Span = Span::from_secs(60);
+const MAX_DELAY: Span = Span::from_secs(60);
 
 /// A request to a middleware.
 #[derive(Clone, Debug)]
-pub struct Visit {
-    /// The head: `method\ntarget\npeer\nname\nvalue\nname\nvalue…`. The peer is an IP address, or empty if unknown.
+pub struct VisitRequest {
+    /// The head: `method\ntarget\npeer\nname\nvalue\nname\nvalue…`. A peer that is
+    /// not an IP address is unknown.
     pub head: Vec<u8>,
     /// The body, if it was read.
     pub body: VisitBody,
@@ -52,10 +53,10 @@ pub enum VisitBody {
     Broken,
 }
 
-impl Visit {
+impl VisitRequest {
     /// A request of which only the head is known.
-    pub fn new(head: Vec<u8>) -> Visit {
-        Visit { head, body: VisitBody::Unread, own: Vec::new(), decision: false }
+    pub fn new(head: Vec<u8>) -> VisitRequest {
+        VisitRequest { head, body: VisitBody::Unread, own: Vec::new(), decision: false }
     }
 }
 
@@ -66,12 +67,14 @@ impl Engine {
     ///
     /// After `pass` and the delay, the handler may run. If the ticket is not 0, report the status of the response to
     /// [`Engine::answered`], and call [`Engine::gone`] when the response has been sent or the client has disconnected.
-    pub fn visit(self: &Arc<Engine>, visit: Visit) -> Asked<String> {
+    pub fn visit(self: &Arc<Engine>, visit: VisitRequest) -> EngineCall<String> {
         if !self.is_remote() {
-            return Asked::Ready(at_once(self.visited(visit)));
+            return EngineCall::Ready(at_once(self.visited(visit)));
         }
         let engine = Arc::clone(self);
-        Asked::Pending(Pending::new(async move { engine.visited(visit).await }))
+        EngineCall::Pending(Pending::new(async move { engine.visited(visit).await }, || {
+            problem(StatusCode::INTERNAL_SERVER_ERROR, PANICKED)
+        }))
     }
 
     /// Refunds the limits whose `deduct_when` or `refund_when` selects the status of the response; false if the ticket is
@@ -86,12 +89,12 @@ impl Engine {
         self.state().is_ok_and(|state| state.tickets.gone(ticket))
     }
 
-    async fn visited(&self, visit: Visit) -> String {
+    async fn visited(&self, visit: VisitRequest) -> String {
         let state = match self.state() {
             Ok(state) => state,
             Err(error) => return problem(StatusCode::SERVICE_UNAVAILABLE, error.message),
         };
-        let Visit { head, body, mut own, decision } = visit;
+        let VisitRequest { head, body, mut own, decision } = visit;
         let RequestHead { mut parts, peer } = match RequestHead::read(&head) {
             Ok(head) => head,
             Err(reason) => return problem(StatusCode::BAD_REQUEST, reason),
@@ -118,7 +121,7 @@ impl Engine {
         let core = &*state.core;
         let prepared = core.settings.read(&core.limiter);
         let application = EngineApplication { peer, own: &own };
-        let visit = TowerVisit { limiter: &core.limiter, prepared: &prepared, parts: &parts, application };
+        let visit = Visit { limiter: &core.limiter, prepared: &prepared, parts: &parts, application };
         let mut partial = PartialFacts::default();
         let client = visit.read_head(&mut partial);
         if let Some((limit, fact)) = prepared.reader.body_need(&prepared.policy, &partial) {
@@ -171,7 +174,7 @@ impl Application for EngineApplication<'_> {
     }
 
     fn longest_delay(&self) -> Span {
-        LONGEST_DELAY
+        MAX_DELAY
     }
 }
 

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use tollkeeper::Algorithm;
 use tollkeeper_engine::api::error::Code;
-use tollkeeper_engine::{ApiCall, Format, Options, Source};
+use tollkeeper_engine::{ApiCall, ConfigSource, Format, Options};
 use tollkeeper_tests::conformance::{ConformanceStep, Receipts, files};
 
 #[test]
 fn every_answer_is_the_same_to_the_byte() {
     for file in files() {
         let text = file.config.to_string();
-        let mut options = Options::new(Source::Text { format: Format::Json, text });
+        let mut options = Options::new(ConfigSource::Text { format: Format::Json, text });
         options.at = Some(file.at);
         let number = tollkeeper_engine::open(options).unwrap();
         let engine = tollkeeper_engine::get(number).unwrap();

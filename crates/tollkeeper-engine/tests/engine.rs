@@ -1,13 +1,15 @@
 //! Opening, naming, reloading and closing engines, and calls on Redis.
 
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
 use std::fs;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Instant;
 
 use tollkeeper_engine::{
-    ApiCall, Asked, CLOSED, Calls, Engine, Event, EventKind, Format, Listener, Options, Source, close, get,
-    open,
+    ApiCall, CLOSED, Calls, ConfigSource, Engine, EngineCall, EngineEvent, EventKind, Format, Listener,
+    Options, close, get, open,
 };
 use tollkeeper_tests::folder::Folder;
 use tollkeeper_tests::redis::{PATIENCE, Server};
@@ -22,7 +24,7 @@ fn limits(burst: u32) -> String {
 }
 
 fn options(text: String) -> Options {
-    Options::new(Source::Text { format: Format::Json, text })
+    Options::new(ConfigSource::Text { format: Format::Json, text })
 }
 
 /// How many of these checks are admitted.
@@ -31,9 +33,9 @@ fn admitted(engine: &Arc<Engine>, checks: usize) -> usize {
     answers.filter(|answer| answer.status == 200).count()
 }
 
-fn listener() -> (Listener, mpsc::Receiver<Event>) {
+fn listener() -> (Listener, mpsc::Receiver<EngineEvent>) {
     let (send, events) = mpsc::channel();
-    (Arc::new(move |event: &Event| send.send(event.clone()).unwrap_or_default()), events)
+    (Arc::new(move |event: &EngineEvent| send.send(event.clone()).unwrap_or_default()), events)
 }
 
 #[test]
@@ -44,7 +46,10 @@ fn engines_with_one_name_are_one_engine() {
     assert_eq!(admitted(&get(one).unwrap(), 3), 3);
     assert_eq!(admitted(&get(two).unwrap(), 3), 2);
     let other = open(named(6, "shared")).unwrap_err();
-    assert!(other.contains("`shared` is already open with other limits"), "{other}");
+    assert!(
+        other.contains("`shared` is already open with other limits, another store or another clock"),
+        "{other}"
+    );
     let unrelated = open(named(5, "other")).unwrap();
     assert_eq!(admitted(&get(unrelated).unwrap(), 9), 5);
 
@@ -68,7 +73,7 @@ fn invalid_options_are_refused_with_a_reason() {
     let error = |options: Options| open(options).unwrap_err();
     let report = error(options(r#"{"limits":[{"name":"a","rate":"5/1 mn"}]}"#.to_owned()));
     assert!(report.starts_with("config:1:"), "{report}");
-    assert!(error(Options::new(Source::File("missing.yaml".into()))).contains("missing.yaml"));
+    assert!(error(Options::new(ConfigSource::File("missing.yaml".into()))).contains("missing.yaml"));
     let store = |url: &str| Options { store: Some(url.to_owned()), ..options(limits(1)) };
     assert!(error(store("ftp://host")).starts_with("`store`: "));
     let manual = Options { at: Some(0.0), ..store("redis://127.0.0.1:1") };
@@ -87,7 +92,7 @@ fn file_is_followed_and_its_errors_are_events() {
     let path = folder.write("tollkeeper.json", &limits(3));
     let (listener, events) = listener();
     let number =
-        open(Options { listener: Some(listener), ..Options::new(Source::File(path.clone())) }).unwrap();
+        open(Options { listener: Some(listener), ..Options::new(ConfigSource::File(path.clone())) }).unwrap();
     let engine = get(number).unwrap();
     assert_eq!(admitted(&engine, 5), 3);
 
@@ -123,8 +128,8 @@ fn counts_on_redis_are_shared_and_pending() {
     let (send, answers) = mpsc::channel();
     for _ in 0..20 {
         match get(two).unwrap().ask(ApiCall::Check, ALICE.into(), false) {
-            Asked::Ready(answer) => panic!("a remote store was not waited for: {answer:?}"),
-            Asked::Pending(pending) => {
+            EngineCall::Ready(answer) => panic!("a remote store was not waited for: {answer:?}"),
+            EngineCall::Pending(pending) => {
                 let send = send.clone();
                 pending.spawn(move |answer| send.send(answer).unwrap());
             }
@@ -138,7 +143,7 @@ fn counts_on_redis_are_shared_and_pending() {
 /// Adds checks of one user, which end with the number of units that they left.
 fn add_checks(calls: &mut Calls<u64>, engine: &Arc<Engine>, checks: usize) {
     for _ in 0..checks {
-        let Asked::Pending(pending) = engine.ask(ApiCall::Check, ALICE.into(), false) else {
+        let EngineCall::Pending(pending) = engine.ask(ApiCall::Check, ALICE.into(), false) else {
             panic!("a remote store was not waited for");
         };
         calls.add(pending, |answer| {
@@ -219,9 +224,9 @@ fn opening_and_closing_leaves_nothing() {
     let path = folder.write("tollkeeper.json", &limits(3));
     for round in 0..1_000 {
         let source = if round % 10 == 0 {
-            Source::File(path.clone())
+            ConfigSource::File(path.clone())
         } else {
-            Source::Text { format: Format::Json, text: limits(1) }
+            ConfigSource::Text { format: Format::Json, text: limits(1) }
         };
         let number = open(Options::new(source)).unwrap();
         assert_eq!(admitted(&get(number).unwrap(), 1), 1);

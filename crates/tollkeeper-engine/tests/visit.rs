@@ -6,7 +6,8 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use tollkeeper_engine::{
-    ApiCall, Engine, Event, EventKind, Format, Options, Source, Visit, VisitBody, close, get, open,
+    ApiCall, ConfigSource, Engine, EngineEvent, EventKind, Format, Options, VisitBody, VisitRequest, close,
+    get, open,
 };
 use tollkeeper_tests::redis::{PATIENCE, Server};
 
@@ -17,7 +18,7 @@ const LOGIN: &[u8] = b"POST\n/login\n192.0.2.7\nContent-Type\napplication/json";
 struct Opened {
     number: u32,
     engine: Arc<Engine>,
-    events: mpsc::Receiver<Event>,
+    events: mpsc::Receiver<EngineEvent>,
 }
 
 impl Opened {
@@ -30,20 +31,21 @@ impl Opened {
         // A busy machine must not make Redis late.
         let settings = "redis: { deadline: 1m }\nhttp: { routes: [/search, /login] }";
         let text = format!("{settings}\nlimits: [{limits}]");
-        let mut options = Options::new(Source::Text { format: Format::Yaml, text });
-        options.listener = Some(Arc::new(move |event: &Event| send.send(event.clone()).unwrap_or_default()));
+        let mut options = Options::new(ConfigSource::Text { format: Format::Yaml, text });
+        options.listener =
+            Some(Arc::new(move |event: &EngineEvent| send.send(event.clone()).unwrap_or_default()));
         change(&mut options);
         let number = open(options).unwrap();
         Opened { number, engine: get(number).unwrap(), events }
     }
 
     /// The lines of the answer.
-    fn visit(&self, visit: Visit) -> Vec<String> {
+    fn visit(&self, visit: VisitRequest) -> Vec<String> {
         self.engine.visit(visit).wait().split('\n').map(str::to_owned).collect()
     }
 
     fn get(&self, head: &[u8]) -> Vec<String> {
-        self.visit(Visit::new(head.to_vec()))
+        self.visit(VisitRequest::new(head.to_vec()))
     }
 
     fn remaining(&self, facts: &str) -> u64 {
@@ -69,7 +71,7 @@ fn admitted_and_refused_requests_get_headers() {
     let passed = opened.get(GET);
     assert_eq!(passed[..5], ["pass", "0", "0", "", ""]);
     assert_eq!(passed[5..9], ["ratelimit-policy", "\"per-ip\";q=1;w=60", "ratelimit", "\"per-ip\";r=0;t=60"]);
-    let refused = opened.visit(Visit { decision: true, ..Visit::new(GET.to_vec()) });
+    let refused = opened.visit(VisitRequest { decision: true, ..VisitRequest::new(GET.to_vec()) });
     assert_eq!(refused[..3], ["429", "0", "0"]);
     let problem: serde_json::Value = serde_json::from_str(&refused[3]).unwrap();
     assert_eq!((&problem["status"], &problem["violated-policies"][0]), (&429.into(), &"per-ip".into()));
@@ -82,7 +84,7 @@ fn admitted_and_refused_requests_get_headers() {
 #[test]
 fn facts_of_the_application_replace_those_of_the_request() {
     let opened = Opened::new("{ name: per-user, by: user, rate: 60/hour, burst: 5 }");
-    let own = |own: &str| opened.visit(Visit { own: own.into(), ..Visit::new(GET.to_vec()) });
+    let own = |own: &str| opened.visit(VisitRequest { own: own.into(), ..VisitRequest::new(GET.to_vec()) });
     assert_eq!(own(r#"{"facts":{"user":"bob","unused":1},"cost":4}"#)[0], "pass");
     assert_eq!(own(r#"{"facts":{"user":"bob"},"cost":4}"#)[0], "429");
     assert_eq!(own(r#"{"facts":{"user":"carol"}}"#)[0], "pass");
@@ -103,16 +105,27 @@ fn invalid_head_is_refused() {
     assert_eq!(opened.remaining(r#"{"ip":"192.0.2.7"}"#), 5, "nothing was charged");
 }
 
+/// Test clients and Unix sockets have no address: only limits by `ip` need one.
+#[test]
+fn peer_without_an_address_is_unknown() {
+    let head = b"GET\n/\ntestclient\nX-User\nalice";
+    let by_ip = Opened::new("{ name: per-ip, by: ip, rate: 60/hour, burst: 5 }").get(head);
+    assert_eq!(by_ip[0], "500");
+    assert!(by_ip[3].contains("the peer address is unknown"), "{}", by_ip[3]);
+    let by_method = Opened::new("{ name: per-method, by: method, rate: 60/hour, burst: 1 }");
+    assert_eq!((&*by_method.get(head)[0], &*by_method.get(head)[0]), ("pass", "429"));
+}
+
 #[test]
 fn body_is_asked_for_only_if_a_limit_needs_it() {
     let opened = Opened::new("{ name: login, by: body.email, when: { route: /login }, rate: 1/hour }");
     assert_eq!(opened.get(GET)[0], "pass");
     assert_eq!(opened.get(LOGIN)[..4], ["body", "0", "0", "limit `login` needs `body.email`"]);
-    let login = |body| opened.visit(Visit { body, ..Visit::new(LOGIN.to_vec()) })[0].clone();
+    let login = |body| opened.visit(VisitRequest { body, ..VisitRequest::new(LOGIN.to_vec()) })[0].clone();
     assert_eq!(login(VisitBody::Raw(br#"{"email":"a@example.com"}"#.to_vec())), "pass");
     assert_eq!(login(VisitBody::Json(br#"{"email":"a@example.com"}"#.to_vec())), "429");
     let form = b"POST\n/login\n192.0.2.7\ncontent-type\napplication/x-www-form-urlencoded".to_vec();
-    let form = |body| opened.visit(Visit { body, ..Visit::new(form.clone()) })[0].clone();
+    let form = |body| opened.visit(VisitRequest { body, ..VisitRequest::new(form.clone()) })[0].clone();
     assert_eq!(form(VisitBody::Raw(b"email=b%40example.com".to_vec())), "pass");
     assert_eq!(form(VisitBody::Json(br#"{"email":"b@example.com"}"#.to_vec())), "429");
     assert_eq!(login(VisitBody::TooLarge), "413");
@@ -164,8 +177,22 @@ fn forgotten_ticket_is_dropped_with_an_event() {
     opened.get(LOGIN);
     let event = opened.events.recv_timeout(PATIENCE).unwrap();
     assert_eq!(event.kind, EventKind::Error);
-    assert!(event.message.starts_with("dropped 1 tickets"), "{}", event.message);
+    assert!(event.message.starts_with("forgot 1 admitted requests"), "{}", event.message);
     assert!(!opened.engine.answered(forgotten, 200) && opened.engine.answered(kept, 200));
+}
+
+/// A request that holds a slot and never reports its end loses the slot after ten minutes, without another request.
+#[test]
+fn forgotten_slot_is_released_after_ten_minutes() {
+    let opened = Opened::new("{ name: exports, by: ip, algorithm: concurrency, limit: 1, ttl: 1h }");
+    let forgotten = ticket(&opened.get(GET));
+    opened.engine.advance(599.0).unwrap();
+    assert_eq!(opened.get(GET)[0], "429");
+    opened.engine.advance(1.0).unwrap();
+    let event = opened.events.recv_timeout(PATIENCE).unwrap();
+    assert!(event.message.starts_with("forgot 1 admitted requests"), "{}", event.message);
+    assert!(!opened.engine.gone(forgotten));
+    assert_eq!(opened.get(GET)[0], "pass");
 }
 
 /// On Redis a slot is renewed while its request runs.

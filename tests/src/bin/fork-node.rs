@@ -1,6 +1,8 @@
-//! Opens a limiter, forks, and uses it in both processes: `fork-node URL outside|current|multi`, or
-//! `fork-node FILE snapshot` for a memory store that is saved to a file, or `fork-node CONFIG engine` for an engine that
-//! follows its config.
+//! Opens a limiter, forks, and uses it in both processes:
+//!
+//! - `fork-node URL outside|current|multi`: on Redis, outside of a runtime or in one of that kind,
+//! - `fork-node FILE snapshot`: on a memory store that is saved to a file,
+//! - `fork-node CONFIG engine`: as an engine that follows its config file.
 //!
 //! There is no safe way to fork in Rust. The test preloads a library that replaces `getppid` with `fork`: it returns the
 //! process id of the child in the parent, and 0 in the child.
@@ -15,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tollkeeper::{Capacity, Clock, Facts, Limit, Limiter, MemoryStore, Quota, Snapshots, facts};
-use tollkeeper_engine::{ApiCall, Event, EventKind, Options, Source, Visit};
+use tollkeeper_engine::{ApiCall, ConfigSource, EngineEvent, EventKind, Options, VisitRequest};
 use tollkeeper_tests::redis::{PATIENCE, limiter};
 
 fn main() {
@@ -90,8 +92,8 @@ fn fork_with_snapshot(file: &str) {
 /// Each process uses the engine and closes it; the slot that was taken before the fork is the parent's.
 fn fork_with_engine(config: &str) {
     let (warn, warnings) = mpsc::channel();
-    let mut options = Options::new(Source::File(config.into()));
-    options.listener = Some(Arc::new(move |event: &Event| warn.send(event.kind).unwrap_or_default()));
+    let mut options = Options::new(ConfigSource::File(config.into()));
+    options.listener = Some(Arc::new(move |event: &EngineEvent| warn.send(event.kind).unwrap_or_default()));
     let number = tollkeeper_engine::open(options).expect("a valid config");
     let engine = tollkeeper_engine::get(number).expect("open");
     let checks = |count: usize| {
@@ -99,7 +101,7 @@ fn fork_with_engine(config: &str) {
         let answers = (0..count).map(|_| engine.ask(ApiCall::Check, body.to_vec(), false).wait());
         answers.filter(|answer| answer.status == 200).count()
     };
-    let visit = || engine.visit(Visit::new(b"GET\n/\n192.0.2.7".to_vec())).wait();
+    let visit = || engine.visit(VisitRequest::new(b"GET\n/\n192.0.2.7".to_vec())).wait();
     assert_eq!(checks(10), 10);
     let slot = visit();
     let ticket = slot.split('\n').nth(1).and_then(|ticket| ticket.parse().ok()).expect("a ticket");

@@ -13,7 +13,8 @@ use napi::threadsafe_function::{ThreadsafeFunction, ThreadsafeFunctionCallMode};
 use napi::{Error, Status};
 use napi_derive::napi;
 use tollkeeper_engine::{
-    Answered, ApiCall, Asked, CLOSED, Calls, Engine, Event, Format, Options, Source, Visit, VisitBody,
+    ApiCall, CLOSED, Calls, ConfigSource, Engine, EngineAnswer, EngineCall, EngineEvent, Format, Options,
+    VisitBody, VisitRequest,
 };
 
 /// A call is allocated by a JavaScript thread and freed by the engine's. In glibc both would wait for one lock.
@@ -55,7 +56,7 @@ thread_local! {
 
 fn with_local<T>(then: impl FnOnce(&mut Local) -> T) -> Result<T> {
     let local = |local: &mut Option<Local>| local.as_mut().map(then);
-    LOCAL.with_borrow_mut(local).ok_or_else(|| Error::from_reason("connect() comes first"))
+    LOCAL.with_borrow_mut(local).ok_or_else(|| Error::from_reason("call connect() before any other function"))
 }
 
 /// Sets the function that is called when this thread has to call `run`.
@@ -88,16 +89,16 @@ pub fn open(
     listener: u32,
 ) -> Result<u32> {
     let source = if is_file {
-        Source::File(source.into())
+        ConfigSource::File(source.into())
     } else {
-        Source::Text { format: Format::Json, text: source }
+        ConfigSource::Text { format: Format::Json, text: source }
     };
     let events = with_local(|local| Arc::clone(&local.events))?;
     let mut options = Options::new(source);
     options.store = store;
     options.name = name;
     options.at = at;
-    options.listener = Some(Arc::new(move |event: &Event| {
+    options.listener = Some(Arc::new(move |event: &EngineEvent| {
         events.push(format!("e{listener}\n{}\n{}", event.kind.name(), event.message));
     }));
     tollkeeper_engine::open(options).map_err(Error::from_reason)
@@ -122,7 +123,13 @@ pub fn advance(engine: u32, seconds: f64) -> Result<()> {
     engine.advance(seconds).map_err(Error::from_reason)
 }
 
-/// A call of the HTTP API, by its number in `ApiCall::ALL`. Returns the JSON of the answer, and after a newline its
+/// The names of the calls that `ask` takes, such as `check`: a call is its place in this list.
+#[napi]
+pub fn calls() -> Vec<&'static str> {
+    ApiCall::ALL.map(ApiCall::name).to_vec()
+}
+
+/// A call of the HTTP API, by its place in `calls`. Returns the JSON of the answer, and after a newline its
 /// headers; `None` if `run` returns it, as message `call`.
 #[napi(catch_unwind)]
 pub fn ask(engine: u32, call: i64, api_call: u32, body: String, headers: bool) -> Result<Option<String>> {
@@ -142,8 +149,8 @@ pub fn policy(engine: u32) -> String {
     )
 }
 
-fn with_headers(answered: Answered) -> String {
-    let Answered { mut text, headers, .. } = answered;
+fn with_headers(answered: EngineAnswer) -> String {
+    let EngineAnswer { mut text, headers, .. } = answered;
     if !headers.is_empty() {
         text.push('\n');
         text.push_str(&headers);
@@ -164,7 +171,7 @@ pub fn visit(
     decision: bool,
 ) -> Result<Option<String>> {
     let Some(engine) = tollkeeper_engine::get(engine) else { return Ok(Some(CLOSED.to_owned())) };
-    let mut visit = Visit::new(head.to_vec());
+    let mut visit = VisitRequest::new(head.to_vec());
     visit.own = own.into_bytes();
     visit.decision = decision;
     visit.body = match body_kind {
@@ -178,10 +185,14 @@ pub fn visit(
 }
 
 /// Returns an answer that is ready, or adds the call to those of this thread.
-fn deliver<T: Send + 'static>(asked: Asked<T>, call: i64, text: fn(T) -> String) -> Result<Option<String>> {
+fn deliver<T: Send + 'static>(
+    asked: EngineCall<T>,
+    call: i64,
+    text: fn(T) -> String,
+) -> Result<Option<String>> {
     match asked {
-        Asked::Ready(answer) => Ok(Some(text(answer))),
-        Asked::Pending(pending) => {
+        EngineCall::Ready(answer) => Ok(Some(text(answer))),
+        EngineCall::Pending(pending) => {
             with_local(|local| local.calls.add(pending, move |answer| format!("{call}\n{}", text(answer))))?;
             Ok(None)
         }

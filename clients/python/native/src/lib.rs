@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use tollkeeper_engine::{
-    Answered, ApiCall, Asked, CLOSED, Engine, Event, Format, Options, Source, Visit, VisitBody,
+    ApiCall, CLOSED, ConfigSource, Engine, EngineAnswer, EngineCall, EngineEvent, Format, Options, VisitBody,
+    VisitRequest,
 };
 
 /// Status, JSON and headers (`name\nvalue\n…`) of an answer.
@@ -35,11 +36,11 @@ fn open(
     listener: Py<PyAny>,
 ) -> PyResult<u32> {
     let source = match (path, text) {
-        (Some(path), None) => Source::File(path),
-        (None, Some(text)) => Source::Text { format: Format::Json, text },
-        _ => return Err(PyValueError::new_err("an engine is opened on a file or on a text")),
+        (Some(path), None) => ConfigSource::File(path),
+        (None, Some(text)) => ConfigSource::Text { format: Format::Json, text },
+        _ => return Err(PyValueError::new_err("pass either a path or a text")),
     };
-    let listen = move |event: &Event| {
+    let listen = move |event: &EngineEvent| {
         if ENDING.load(Ordering::Relaxed) {
             return;
         }
@@ -80,8 +81,8 @@ fn advance(number: u32, seconds: f64) -> PyResult<()> {
 fn ask(py: Python<'_>, number: u32, call: &str, body: &str) -> PyResult<Answer> {
     let Some(asked) = start_ask(number, call, body)? else { return Ok(closed()) };
     Ok(as_tuple(match asked {
-        Asked::Ready(answered) => answered,
-        Asked::Pending(pending) => py.detach(|| pending.wait()),
+        EngineCall::Ready(answered) => answered,
+        EngineCall::Pending(pending) => py.detach(|| pending.wait()),
     }))
 }
 
@@ -89,8 +90,8 @@ fn ask(py: Python<'_>, number: u32, call: &str, body: &str) -> PyResult<Answer> 
 #[pyfunction]
 fn visit(py: Python<'_>, number: u32, head: &[u8], own: &str, kind: &str, body: &[u8]) -> PyResult<String> {
     Ok(match start_visit(number, head, own, kind, body)? {
-        Asked::Ready(text) => text,
-        Asked::Pending(pending) => py.detach(|| pending.wait()),
+        EngineCall::Ready(text) => text,
+        EngineCall::Pending(pending) => py.detach(|| pending.wait()),
     })
 }
 
@@ -123,13 +124,13 @@ fn engine(number: u32) -> PyResult<Arc<Engine>> {
 }
 
 /// `None` if the engine is closed.
-fn start_ask(number: u32, call: &str, body: &str) -> PyResult<Option<Asked<Answered>>> {
+fn start_ask(number: u32, call: &str, body: &str) -> PyResult<Option<EngineCall<EngineAnswer>>> {
     let call = ApiCall::of(call).ok_or_else(|| PyValueError::new_err("unknown call"))?;
     Ok(tollkeeper_engine::get(number).map(|engine| engine.ask(call, body.as_bytes().to_vec(), true)))
 }
 
-fn start_visit(number: u32, head: &[u8], own: &str, kind: &str, body: &[u8]) -> PyResult<Asked<String>> {
-    let mut visit = Visit::new(head.to_vec());
+fn start_visit(number: u32, head: &[u8], own: &str, kind: &str, body: &[u8]) -> PyResult<EngineCall<String>> {
+    let mut visit = VisitRequest::new(head.to_vec());
     visit.own = own.as_bytes().to_vec();
     visit.body = match kind {
         "unread" => VisitBody::Unread,
@@ -141,7 +142,7 @@ fn start_visit(number: u32, head: &[u8], own: &str, kind: &str, body: &[u8]) -> 
     Ok(engine(number)?.visit(visit))
 }
 
-fn as_tuple(answered: Answered) -> Answer {
+fn as_tuple(answered: EngineAnswer) -> Answer {
     (answered.status, answered.text, answered.headers)
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use tollkeeper_engine::{Answered, Asked};
+use tollkeeper_engine::{EngineAnswer, EngineCall};
 
 use crate::{Answer, as_tuple, closed, start_ask, start_visit};
 
@@ -63,7 +63,9 @@ impl Mailbox {
     fn ask(&self, number: u32, verb: &str, body: &str, call: u64) -> PyResult<()> {
         match start_ask(number, verb, body)? {
             None => self.inbox.put(call, Message::Answer(closed())),
-            Some(asked) => self.expect(asked, call, |answered: Answered| Message::Answer(as_tuple(answered))),
+            Some(asked) => {
+                self.expect(asked, call, |answered: EngineAnswer| Message::Answer(as_tuple(answered)))
+            }
         }
         Ok(())
     }
@@ -84,10 +86,10 @@ impl Mailbox {
 }
 
 impl Mailbox {
-    fn expect<T: Send + 'static>(&self, asked: Asked<T>, call: u64, as_message: fn(T) -> Message) {
+    fn expect<T: Send + 'static>(&self, asked: EngineCall<T>, call: u64, as_message: fn(T) -> Message) {
         match asked {
-            Asked::Ready(value) => self.inbox.put(call, as_message(value)),
-            Asked::Pending(pending) => {
+            EngineCall::Ready(value) => self.inbox.put(call, as_message(value)),
+            EngineCall::Pending(pending) => {
                 let inbox = Arc::clone(&self.inbox);
                 pending.spawn(move |value| inbox.put(call, as_message(value)));
             }

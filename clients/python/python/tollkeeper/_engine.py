@@ -111,8 +111,19 @@ class Engine:
     async def visit_async(self, head: bytes, own: str, body: "Body") -> str:
         if not self.is_remote:
             return self.visit(head, own, body)
-        text: str = await Mailbox.of_this_loop(self._native).visit(self.number, head, own, body)
-        return text
+        answer = Mailbox.of_this_loop(self._native).visit(self.number, head, own, body, self._end)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if not answer.cancelled():  # it was there already, and its caller had not run yet
+                self._end(answer.result())
+            raise
+
+    def _end(self, text: str) -> None:
+        """Ends a visit whose caller was cancelled while it waited."""
+        ticket = int(text.split("\n", 2)[1])
+        if ticket:
+            self.gone(ticket)
 
     def answered(self, ticket: int, status: int) -> None:
         self._native.answered(self.number, ticket, status)
@@ -171,7 +182,8 @@ class Mailbox:
 
     def __init__(self, extension: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._mail = extension.Mailbox()
-        self._futures: Dict[int, asyncio.Future[Any]] = {}
+        #: The futures of calls, and what to do with an answer that no caller waits for any more.
+        self._futures: Dict[int, Tuple[asyncio.Future[Any], Callable[[Any], None]]] = {}
         self._next = 0
         loop.add_reader(self._mail.fileno(), self._deliver)
 
@@ -180,18 +192,23 @@ class Mailbox:
         self._mail.ask(number, verb, text, self._next)
         return future
 
-    def visit(self, number: int, head: bytes, own: str, body: Body) -> "asyncio.Future[str]":
-        future = self._expect()
+    def visit(
+        self, number: int, head: bytes, own: str, body: Body, cancelled: Callable[[str], None]
+    ) -> "asyncio.Future[str]":
+        future = self._expect(cancelled)
         self._mail.visit(number, head, own, *body, self._next)
         return future
 
-    def _expect(self) -> "asyncio.Future[Any]":
+    def _expect(self, cancelled: Callable[[Any], None] = lambda answer: None) -> "asyncio.Future[Any]":
         self._next += 1
-        future = self._futures[self._next] = asyncio.get_running_loop().create_future()
+        future: "asyncio.Future[Any]" = asyncio.get_running_loop().create_future()
+        self._futures[self._next] = (future, cancelled)
         return future
 
     def _deliver(self) -> None:
         for call, answer in self._mail.take():
-            future = self._futures.pop(call)
-            if not future.done():  # it may have been cancelled
+            future, cancelled = self._futures.pop(call)
+            if future.done():
+                cancelled(answer)
+            else:
                 future.set_result(answer)

@@ -12,13 +12,13 @@ import os
 import select
 import socket
 import ssl
-import threading
 import time
 import weakref
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 from urllib.parse import urlencode, urlsplit
 
 from ._errors import TollkeeperError
+from ._fork import ForkSafeLock
 from ._wire import Answer, write
 
 log = logging.getLogger("tollkeeper")
@@ -39,6 +39,8 @@ CALLS = {
     "limits": ("GET", "/v1/limits"),
 }
 
+#: Calls that `on_unavailable` decides while the server does not answer.
+DECIDES = ("check", "peek", "reserve", "acquire")
 #: The most idle connections that a client keeps.
 MAX_IDLE = 32
 #: The largest response that is read; answers of a server have some kilobytes.
@@ -79,8 +81,9 @@ class Endpoint:
         if method == "POST":
             content = write(body).encode()
         else:
-            facts = {name: as_text(value) for name, value in body.get("facts", {}).items()}
-            query = {"limit": body["limit"], **facts} if "limit" in body else facts
+            # Pairs, because a fact may have the name `limit`, too.
+            query = [("limit", body["limit"])] if "limit" in body else []
+            query += [(name, as_text(value)) for name, value in body.get("facts", {}).items()]
             path += f"?{urlencode(query)}" if query else ""
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}Content-Length: {len(content)}\r\n\r\n"
         return head.encode() + content
@@ -139,8 +142,6 @@ class Response:
         self.complete = True
 
     def answer(self) -> Answer:
-        if self._status >= 500 and b'"store_unavailable"' not in self._body:
-            raise Unavailable(f"status {self._status}")
         return Answer(self._status, self._body.decode(errors="replace"), self._headers)
 
     def _read_head(self, lines: List[str]) -> None:
@@ -209,6 +210,14 @@ class Outage:
             log.error("the tollkeeper server %s did not answer: %s", self._url, problem)
 
 
+def available(verb: str, answer: Answer) -> Answer:
+    """An answer of a server that works. Only a call that `on_unavailable` does not decide shows an error of its store."""
+    shows_error = verb not in DECIDES and '"store_unavailable"' in answer.text
+    if answer.status >= 500 and not shows_error:
+        raise Unavailable(f"status {answer.status}")
+    return answer
+
+
 def described(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
@@ -220,7 +229,7 @@ class SyncClient:
         self._endpoint = Endpoint(url, token)
         self._timeout = timeout
         self._outage = Outage(url)
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._idle: List[socket.socket] = []
         self._process = os.getpid()
 
@@ -229,7 +238,7 @@ class SyncClient:
         request = self._endpoint.request(verb, body)
         deadline = time.monotonic() + self._timeout
         try:
-            answer = self._exchange(request, deadline).answer()
+            answer = available(verb, self._exchange(request, deadline).answer())
         except (OSError, Unavailable) as error:
             self._outage.failed(described(error))
             raise Unavailable(described(error)) from error
@@ -283,8 +292,7 @@ class SyncClient:
                 self._process, self._idle = os.getpid(), []
             while self._idle:
                 connection = self._idle.pop()
-                # Nothing is sent without a request, so a readable connection was closed.
-                if not select.select([connection], [], [], 0)[0]:
+                if is_idle(connection):
                     return connection
                 connection.close()
         return None
@@ -295,6 +303,13 @@ class SyncClient:
                 self._idle.append(connection)
                 return
         connection.close()
+
+
+def is_idle(connection: socket.socket) -> bool:
+    """Whether nothing has arrived. A server sends nothing without a request, so what arrives is the end."""
+    readable = select.poll()  # unlike `select.select`, it takes descriptors above 1023
+    readable.register(connection, select.POLLIN)
+    return not readable.poll(0)
 
 
 def left(deadline: float) -> float:
@@ -320,7 +335,7 @@ class AsyncClient:
         self._outage.pass_or_raise()
         request = self._endpoint.request(verb, body)
         try:
-            answer = (await asyncio.wait_for(self._exchange(request), self._timeout)).answer()
+            answer = available(verb, (await asyncio.wait_for(self._exchange(request), self._timeout)).answer())
         except asyncio.TimeoutError:
             self._outage.failed("timed out")
             raise Unavailable("timed out") from None

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import time
 from types import TracebackType
-from typing import Any, Dict, Generator, Generic, List, Mapping, Optional, Sequence, Type, TypeVar, Union
+from typing import Any, Dict, Generator, Generic, Iterator, List, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from . import _wire as wire
 from ._decision import Decision, LimitState
 from ._engine import Engine, check_never
 from ._errors import TollkeeperError
-from ._http import AsyncClient, SyncClient, Unavailable
+from ._http import DECIDES, AsyncClient, SyncClient, Unavailable
 from ._wire import Answer, Facts
 
 Config = Union[str, "os.PathLike[str]"]
 Limits = Sequence[Mapping[str, Any]]
 Client = TypeVar("Client", SyncClient, AsyncClient)
+Self = TypeVar("Self", bound="_Base[Any]")
+
+log = logging.getLogger("tollkeeper")
 
 
 class _Server(Generic[Client]):
@@ -29,7 +34,7 @@ class _Server(Generic[Client]):
 
     def instead(self, verb: str, unavailable: Unavailable) -> Answer:
         """The answer to a call that the server did not answer; operations without a policy for this case raise."""
-        if verb not in ("check", "peek", "reserve", "acquire"):
+        if verb not in DECIDES:
             raise TollkeeperError("unavailable", f"the server did not answer: {unavailable}") from unavailable
         allowed = self.on_unavailable == "allow"
         decision: Dict[str, Any] = {
@@ -79,13 +84,40 @@ def _choose(
     return Engine(config=config, limits=limits, store=store, name=name, settings=settings)
 
 
-class _Base:
+class _Base(Generic[Client]):
     """What both limiters have in common."""
 
+    #: The class of clients of a server.
+    _client: Type[Any]
+    _at: Union[Engine, _Server[Client]]
     _closed = False
 
-    def _prepare(self, at: object) -> None:
+    def __init__(
+        self,
+        config: Optional[Config] = None,
+        *,
+        limits: Optional[Limits] = None,
+        store: Optional[str] = None,
+        name: Optional[str] = None,
+        server: Optional[str] = None,
+        token: Optional[str] = None,
+        timeout: float = 0.2,
+        on_unavailable: str = "allow",
+        **settings: Any,
+    ) -> None:
+        self._prepare(
+            _choose(self._client, config, limits, store, name, server, token, timeout, on_unavailable, settings)
+        )
+
+    @classmethod
+    def _of(cls: Type[Self], engine: Engine) -> Self:
+        limiter = cls.__new__(cls)
+        limiter._prepare(engine)
+        return limiter
+
+    def _prepare(self, at: Union[Engine, _Server[Client]]) -> None:
         """Keeps what `check` needs for a memory store at hand."""
+        self._at = at
         self._check_now = at.check_now if isinstance(at, Engine) else check_never
         self._number = at.number if isinstance(at, Engine) else 0
 
@@ -106,7 +138,18 @@ def _wait(decision: Decision, deadline: Optional[float]) -> Optional[float]:
     return wait
 
 
-class Limiter(_Base):
+@contextlib.contextmanager
+def _reported_if_lost() -> Iterator[None]:
+    """Logs that a slot cannot be released at the end of its block. It ends with its ttl, and the work has succeeded."""
+    try:
+        yield
+    except TollkeeperError as error:
+        if error.code not in ("unavailable", "store_unavailable"):
+            raise
+        log.error("a slot is not released, and ends after its ttl: %s", error)
+
+
+class Limiter(_Base[SyncClient]):
     """Decides requests by the limits of a config file, of the code, or of a server.
 
     >>> limiter = Limiter("tollkeeper.yaml")                                   # in this process; follows the file
@@ -125,30 +168,7 @@ class Limiter(_Base):
         answer, `on_unavailable` ("allow" or "deny") decides.
     """
 
-    def __init__(
-        self,
-        config: Optional[Config] = None,
-        *,
-        limits: Optional[Limits] = None,
-        store: Optional[str] = None,
-        name: Optional[str] = None,
-        server: Optional[str] = None,
-        token: Optional[str] = None,
-        timeout: float = 0.2,
-        on_unavailable: str = "allow",
-        **settings: Any,
-    ) -> None:
-        self._at: Union[Engine, _Server[SyncClient]] = _choose(
-            SyncClient, config, limits, store, name, server, token, timeout, on_unavailable, settings
-        )
-        self._prepare(self._at)
-
-    @classmethod
-    def _of(cls, engine: Engine) -> Limiter:
-        limiter = cls.__new__(cls)
-        limiter._at = engine
-        limiter._prepare(engine)
-        return limiter
+    _client = SyncClient
 
     def check(self, facts: Facts, cost: int = 1) -> Decision:
         """Decides a request, and charges it if it is admitted."""
@@ -270,36 +290,14 @@ class Held:
     def __exit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        self.release()
+        with _reported_if_lost():
+            self.release()
 
 
-class AsyncLimiter(_Base):
+class AsyncLimiter(_Base[AsyncClient]):
     """`Limiter` for asyncio: the same arguments and methods, awaited. It never blocks the event loop."""
 
-    def __init__(
-        self,
-        config: Optional[Config] = None,
-        *,
-        limits: Optional[Limits] = None,
-        store: Optional[str] = None,
-        name: Optional[str] = None,
-        server: Optional[str] = None,
-        token: Optional[str] = None,
-        timeout: float = 0.2,
-        on_unavailable: str = "allow",
-        **settings: Any,
-    ) -> None:
-        self._at: Union[Engine, _Server[AsyncClient]] = _choose(
-            AsyncClient, config, limits, store, name, server, token, timeout, on_unavailable, settings
-        )
-        self._prepare(self._at)
-
-    @classmethod
-    def _of(cls, engine: Engine) -> AsyncLimiter:
-        limiter = cls.__new__(cls)
-        limiter._at = engine
-        limiter._prepare(engine)
-        return limiter
+    _client = AsyncClient
 
     async def check(self, facts: Facts, cost: int = 1) -> Decision:
         """Decides a request, and charges it if it is admitted."""
@@ -406,7 +404,8 @@ class Acquiring:
     async def __aexit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        await self._held.release()
+        with _reported_if_lost():
+            await self._held.release()
 
     async def _take(self) -> AsyncHeld:
         answer = await self._limiter._ask("acquire", self._request)

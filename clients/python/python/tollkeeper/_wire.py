@@ -99,7 +99,7 @@ def correction(charge: str, cost: Optional[int], facts: Optional[Facts]) -> Dict
     """The body of settle and refund."""
     if not isinstance(charge, str):
         raise TollkeeperError(
-            "unknown_charge", f"a charge is the text in `decision.charge`, not {kind(charge)}", "charge"
+            "invalid_json", f"`charge` must be the `charge` of an earlier decision, not {kind(charge)}", "charge"
         )
     body: Dict[str, Any] = {"charge": charge}
     if cost is not None:
@@ -162,7 +162,7 @@ def read_object(answer: Answer, expected: "tuple[int, ...]") -> Dict[str, Any]:
 
 def unreadable(answer: Answer) -> NoReturn:
     raise TollkeeperError(
-        "invalid_answer",
-        f"status {answer.status} with a body that is not an answer of Tollkeeper (is the URL right?): "
-        f"{answer.text[:80]!r}",
+        "unexpected_answer",
+        f"the server answered {answer.status} with a body that is not an answer of Tollkeeper "
+        f"({answer.text[:80]!r}): check the URL",
     )

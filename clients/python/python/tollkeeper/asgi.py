@@ -42,7 +42,7 @@ class TollkeeperMiddleware:
         cost: Optional[Callable[[Scope], Union[int, Awaitable[int]]]] = None,
     ) -> None:
         if not isinstance(limiter, AsyncLimiter):
-            raise TypeError(f"ASGI needs an AsyncLimiter, not {type(limiter).__name__}: it must not block the loop")
+            raise TypeError(f"ASGI needs an AsyncLimiter, not {type(limiter).__name__}: a Limiter would block the event loop")
         self._app = app
         self._limiter = limiter
         self._facts = facts

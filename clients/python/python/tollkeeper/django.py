@@ -60,9 +60,14 @@ class TollkeeperMiddleware:
         if isinstance(outcome, NeedsBody):
             outcome = _visit.visit(self._limiter, seen, own, body_of(request))
         if isinstance(outcome, Passed):
-            if outcome.delay:
-                time.sleep(outcome.delay)
-            return self._finish(outcome, self._get_response(request))
+            try:
+                if outcome.delay:
+                    time.sleep(outcome.delay)
+                response = self._get_response(request)
+            except BaseException:  # the worker ends
+                _visit.gone(self._limiter, outcome.ticket)
+                raise
+            return self._finish(outcome, response)
         return refusal(outcome)
 
     async def _call_async(self, request: HttpRequest) -> HttpResponse:

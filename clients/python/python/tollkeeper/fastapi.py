@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Awaitable, Callable, Optional, Union
 
 from fastapi import HTTPException, Request, Response
@@ -23,7 +24,8 @@ def limited(
     cost: int = 1,
     **facts: Union[Value, Callable[[Request], Union[Value, Awaitable[Value]]]],
 ) -> Callable[[Request, Response], Awaitable[None]]:
-    """A dependency that checks a request with these facts, and answers 429 if it is refused.
+    """A dependency that checks a request with these facts, and answers 429 if it is refused. The route waits
+    for the delay of a leaky bucket.
 
     A fact is a value, or a function of the request. The limiter is that of the application's middleware unless one is
     given.
@@ -39,5 +41,7 @@ def limited(
         if not decision.allowed:
             raise HTTPException(429 if decision.limits else 503, decision.reason, headers)
         response.headers.update(headers)
+        if decision.delay:
+            await asyncio.sleep(decision.delay)
 
     return check

@@ -11,10 +11,10 @@ from typing import Any, Callable, Optional
 from flask import Flask, Response, g, request
 
 from . import _visit
-from ._engine import MAX_BODY, TOO_LARGE, raw
 from ._limiter import Limiter
 from ._visit import NeedsBody, Passed, Refused, Request
 from ._wire import Facts
+from .wsgi import buffered
 
 
 class Tollkeeper:
@@ -57,9 +57,7 @@ class Tollkeeper:
         seen = Request.of_environ(request.environ)
         outcome = _visit.visit(self.limiter, seen, own)
         if isinstance(outcome, NeedsBody):
-            too_large = (request.content_length or 0) > MAX_BODY
-            body = TOO_LARGE if too_large else raw(request.get_data(cache=True))
-            outcome = _visit.visit(self.limiter, seen, own, body)
+            outcome = _visit.visit(self.limiter, seen, own, buffered(request.environ))
         if isinstance(outcome, Refused):
             return Response(outcome.body, outcome.status, outcome.headers)
         g._tollkeeper = outcome

@@ -10,7 +10,6 @@ package do neither.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any, Dict, List, Tuple, Type, Union
 
@@ -18,6 +17,7 @@ from limits.limits import GRANULARITIES
 from limits.storage import MovingWindowSupport, SlidingWindowCounterSupport, Storage
 
 from ._errors import TollkeeperError
+from ._fork import ForkSafeLock
 from ._limiter import Limiter, Limits
 
 __all__ = ["TollkeeperStorage"]
@@ -45,7 +45,7 @@ class TollkeeperStorage(Storage, MovingWindowSupport, SlidingWindowCounterSuppor
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
         self._store = uri.removeprefix("tollkeeper+")
         self._settings: Dict[str, Any] = options
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._limiters: Dict[Shape, Limiter] = {}
 
     @property
@@ -55,7 +55,9 @@ class TollkeeperStorage(Storage, MovingWindowSupport, SlidingWindowCounterSuppor
     def incr(self, key: str, expiry: int, amount: int = 1) -> int:
         """Adds to the fixed window of a key; returns its count."""
         decision = self._limiter((FIXED, UNBOUNDED, expiry)).check({"key": key}, amount)
-        return UNBOUNDED - (decision.remaining or 0)
+        if decision.remaining is None:  # a failure policy decided, and nothing was counted
+            return amount if decision.allowed else UNBOUNDED
+        return UNBOUNDED - decision.remaining
 
     def get(self, key: str) -> int:
         """The count of a key in its fixed window."""
@@ -110,7 +112,9 @@ class TollkeeperStorage(Storage, MovingWindowSupport, SlidingWindowCounterSuppor
     def _used(self, key: str, shape: Shape) -> Tuple[int, float]:
         """How much of a limit a key has used, and seconds until all of it is available again."""
         state = self._limiter(shape).usage({"key": key})[0]
-        return shape[1] - (state.remaining or 0), state.reset_after or 0.0
+        if state.remaining is None:
+            return (0 if state.allowed else shape[1]), 0.0
+        return shape[1] - state.remaining, state.reset_after or 0.0
 
     def _limiter(self, shape: Shape) -> Limiter:
         limiter = self._limiters.get(shape)

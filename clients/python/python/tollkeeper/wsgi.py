@@ -97,20 +97,55 @@ class Finished:
 
 
 def buffered(environ: Environ) -> Body:
-    """Reads the body, up to what facts are read from, and lets the application read it again."""
+    """Reads the body, up to what facts are read from, and lets the application read all of it."""
     length = environ.get("CONTENT_LENGTH") or None
     if length is None and "HTTP_TRANSFER_ENCODING" not in environ:
         return raw(b"")
     try:
-        if length is not None and int(length) > MAX_BODY:
-            return TOO_LARGE
-        content = environ["wsgi.input"].read(MAX_BODY + 1 if length is None else int(length))
+        wanted = MAX_BODY + 1 if length is None else int(length)
+    except ValueError:
+        return BROKEN
+    if length is not None and wanted > MAX_BODY:
+        return TOO_LARGE
+    stream = environ["wsgi.input"]
+    content = bytearray()
+    failed = False
+    try:
+        while len(content) < wanted:
+            data = stream.read(wanted - len(content))
+            if not data:
+                break
+            content += data
     except (OSError, ValueError):
+        failed = True
+    if failed or (length is not None and len(content) < wanted):
+        environ["wsgi.input"] = io.BufferedReader(Replayed(bytes(content), stream))
         return BROKEN
-    if length is not None and len(content) < int(length):
-        return BROKEN
+    if len(content) > MAX_BODY:
+        environ["wsgi.input"] = io.BufferedReader(Replayed(bytes(content), stream))
+        return TOO_LARGE
+    # Not chained: reading a body beyond its length may block.
     environ["wsgi.input"] = io.BytesIO(content)
-    return raw(content)
+    return raw(bytes(content))
+
+
+class Replayed(io.RawIOBase):
+    """Bytes that were read from a stream, then the rest of it."""
+
+    def __init__(self, content: bytes, rest: Any) -> None:
+        self._content = memoryview(content)
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._content[: len(buffer)]
+        self._content = self._content[len(data) :]
+        if not data:
+            data = self._rest.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def status_line(status: int) -> str:

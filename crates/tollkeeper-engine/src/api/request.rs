@@ -164,7 +164,7 @@ impl<'a> Forget<'a> {
 
 /// Reads `{"facts":{…}}`, the body of explain and usage.
 pub fn read_explain<'a>(mut reader: Reader<'a>) -> Result<Facts<'a>, ApiError> {
-    must_be_object(&mut reader, "a question", r#"{"facts":{"user":"alice"}}"#)?;
+    must_be_object(&mut reader, "the body", r#"{"facts":{"user":"alice"}}"#)?;
     let mut facts = None;
     reader.object(|reader, name| match name {
         "facts" => once(&mut facts, name, read_facts(reader)?),

@@ -1,7 +1,8 @@
-//! The answer of an engine: ready at once, or pending on a remote store.
+//! The result of a call: ready at once from a memory store, or pending on a remote one.
 
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -9,43 +10,48 @@ use std::thread::{self, Thread};
 
 use crate::process;
 
-/// The answer to a call: ready, or pending.
+/// The result of a call: ready, or pending.
 #[derive(Debug)]
-pub enum Asked<T> {
+pub enum EngineCall<T> {
     /// The store is in this process.
     Ready(T),
     /// The store is remote.
     Pending(Pending<T>),
 }
 
-/// The answer of a remote store. Any executor can poll it, or the engine runs it. Dropping it cancels the call.
+/// A call to a remote store: a future of its answer. Any executor can poll it, [`Pending::spawn`] runs it on the engine's
+/// runtime. Dropping it cancels the call.
 #[must_use = "nothing is asked before it is polled"]
-pub struct Pending<T>(Pin<Box<dyn Future<Output = T> + Send>>);
+pub struct Pending<T> {
+    answer: Pin<Box<dyn Future<Output = T> + Send>>,
+    panicked: fn() -> T,
+}
 
-impl<T: Send + 'static> Asked<T> {
-    /// The answer. Blocks this thread until it is there.
+impl<T: Send + 'static> EngineCall<T> {
+    /// Blocks this thread until the call has ended, and returns the answer.
     pub fn wait(self) -> T {
         match self {
-            Asked::Ready(answer) => answer,
-            Asked::Pending(pending) => pending.wait(),
+            EngineCall::Ready(answer) => answer,
+            EngineCall::Pending(pending) => pending.wait(),
         }
     }
 }
 
 impl<T: Send + 'static> Pending<T> {
-    pub(crate) fn new(future: impl Future<Output = T> + Send + 'static) -> Pending<T> {
-        Pending(Box::pin(future))
+    /// A call whose answer is that of the future, or `panicked()` if the future panics: every call has an answer.
+    pub(crate) fn new(answer: impl Future<Output = T> + Send + 'static, panicked: fn() -> T) -> Pending<T> {
+        Pending { answer: Box::pin(answer), panicked }
     }
 
-    /// Blocks this thread until the answer is there.
+    /// Blocks this thread until the call has ended, and returns the answer.
     pub fn wait(self) -> T {
         // Within the engine's runtime, so that the call uses the connections that are open there.
         let _entered = process::runtime().map(|runtime| runtime.enter());
-        let mut future = pin!(self.0);
+        let mut call = pin!(self);
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut context = Context::from_waker(&waker);
         loop {
-            match future.as_mut().poll(&mut context) {
+            match call.as_mut().poll(&mut context) {
                 Poll::Ready(answer) => return answer,
                 Poll::Pending => thread::park(),
             }
@@ -55,7 +61,7 @@ impl<T: Send + 'static> Pending<T> {
     /// Runs the call on the engine's runtime, and calls `done` there with the answer.
     pub fn spawn(self, done: impl FnOnce(T) + Send + 'static) {
         match process::runtime() {
-            Ok(runtime) => drop(runtime.spawn(async move { done(self.0.await) })),
+            Ok(runtime) => drop(runtime.spawn(async move { done(self.await) })),
             // No thread can be started: the store fails the same way, and the answer says so.
             Err(_) => done(self.wait()),
         }
@@ -66,7 +72,9 @@ impl<T> Future for Pending<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        self.0.as_mut().poll(context)
+        let Pending { answer, panicked } = &mut *self;
+        let polled = catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(context)));
+        polled.unwrap_or_else(|_| Poll::Ready(panicked()))
     }
 }
 
