@@ -204,7 +204,12 @@ impl Sighting {
         sent: Time,
         received: Time,
     ) -> Option<Sighting> {
-        let state = match grant.state.as_ref()? {
+        let state = grant.state.as_ref()?;
+        // Ahead of the clock, which was set back: a lease that grants nothing leaves it there, and the next toll moves it.
+        if due.step(state.stored(), grant.time).effect.moved() {
+            return None;
+        }
+        let state = match state {
             State::Meter(state) => SeenState::Meter(*state, due.quota.count()),
             State::FixedWindow(state) => SeenState::FixedWindow(*state),
             State::SlidingWindow(state) => SeenState::SlidingWindow(*state),
