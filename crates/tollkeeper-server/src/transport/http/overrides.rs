@@ -2,7 +2,7 @@
 
 use hyper::{Response, StatusCode};
 use tollkeeper::policy::InvalidOverride;
-use tollkeeper::{Allowance, KeyOverride, OverrideError, Policy, Span};
+use tollkeeper::{Allowance, KeyOverride, OverrideError, Policy};
 use tollkeeper_engine::api::error::{ApiError, Code};
 use tollkeeper_engine::api::redact::Redactor;
 use tollkeeper_engine::api::{call, request};
@@ -10,6 +10,7 @@ use tollkeeper_engine::json::{Reader, Writer};
 
 use super::response_body::Reply;
 use super::{Handled, JSON, answered, query, respond};
+use crate::history;
 use crate::service::{CannotOverride, Service};
 
 /// `GET /v1/overrides`.
@@ -106,7 +107,7 @@ fn write(out: &mut Writer, it: &KeyOverride, policy: &Policy, redactor: &Redacto
         _ => (None, None),
     };
     out.raw(",\"rate\":");
-    out.or_null(rate, |out, (quota, period)| out.text(&written(quota.count(), period)));
+    out.or_null(rate, |out, (quota, period)| out.text(&history::rate(quota.count(), period)));
     out.raw(",\"burst\":");
     out.or_null(rate.and_then(|(quota, _)| quota.explicit_burst()), Writer::number);
     if slots.is_some() {
@@ -122,18 +123,4 @@ fn write(out: &mut Writer, it: &KeyOverride, policy: &Policy, redactor: &Redacto
     out.raw(",\"note\":");
     out.or_null(it.granted.note.as_deref(), Writer::text);
     out.raw("}");
-}
-
-/// A rate as in the config: `500/min`.
-fn written(count: u64, period: Span) -> String {
-    let period = period.to_string();
-    let unit = match period.as_str() {
-        "1s" => "s",
-        "1m" => "min",
-        "1h" => "hour",
-        "1d" => "day",
-        "7d" => "week",
-        other => other,
-    };
-    format!("{}/{unit}", count)
 }
