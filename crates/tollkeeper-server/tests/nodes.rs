@@ -389,21 +389,21 @@ fn decisions_without_the_store_are_counted() {
         let answer = server.post("/v1/check", r#"{"facts":{"user":"alice"}}"#).json();
         assert_eq!(answer["allowed"], false);
         refused += 1;
-        bounded += u64::from(answer["limits"][0]["approximate"] == true);
+        bounded += u32::from(answer["limits"][0]["approximate"] == true);
     }
     let (mut asked, mut spent) = (0, 0);
     eventually("permits are spent", || {
         let answer = server.post("/v1/check", r#"{"facts":{"tenant":"acme"},"cost":100}"#).json();
         asked += 1;
-        spent += 100 * u64::from(answer["limits"][0]["approximate"] == true);
+        spent += 100 * u32::from(answer["limits"][0]["approximate"] == true);
         spent >= 500
     });
     assert!(bounded > 0, "no refusal was bounded");
     let metric = |series: &str| server.metric(series);
     let permits =
         |state: &str| metric(&format!("tollkeeper_lease_permits_total{{limit=\"hot\",state=\"{state}\"}}"));
-    assert_eq!(metric("tollkeeper_denial_bound_hits_total{limit=\"few\"}"), f64::from(bounded as u32));
-    assert_eq!(permits("spent"), f64::from(spent as u32));
+    assert_eq!(metric("tollkeeper_denial_bound_hits_total{limit=\"few\"}"), f64::from(bounded));
+    assert_eq!(permits("spent"), f64::from(spent));
     assert!(permits("granted") >= permits("spent") + permits("expired"), "{}", permits("granted"));
     let top = server.get("/v1/top").json();
     let count = |kind: &str, limit: &str| {
