@@ -16,8 +16,8 @@ use tollkeeper::config::StoreUrl;
 use tollkeeper::store::redis::script::Script;
 use tollkeeper::store::redis::wire::Value;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
-use tollkeeper::store::{Resilient, ResilientSettings};
-use tollkeeper::{Limit, Limiter, MemoryStore, Policy};
+use tollkeeper::store::{Leased, LeasedSettings, Resilient, ResilientSettings};
+use tollkeeper::{Clock, Limit, Limiter, MemoryStore, Policy};
 
 /// Timeout for anything a server does. Long, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -146,6 +146,16 @@ impl Server {
         self.process.id()
     }
 
+    /// The `EVALSHA` calls so far: all of them, and those that failed, which are repeated with `EVAL`.
+    pub fn script_calls(&self) -> [u64; 2] {
+        let Value::Bytes(stats) = self.connect().text("INFO commandstats") else { panic!("text") };
+        let stats = String::from_utf8(stats).expect("text");
+        let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap_or_default();
+        let number =
+            |name: &str| line.split([':', ',']).find_map(|part| part.strip_prefix(name)?.parse().ok());
+        ["calls=", "failed_calls="].map(|name| number(name).unwrap_or(0))
+    }
+
     /// Opens a connection, waiting until the server accepts one.
     pub fn connect(&self) -> Client {
         self.try_connect().unwrap_or_else(|why| panic!("no server: {why}\n{}", self.log()))
@@ -225,6 +235,16 @@ pub fn limiter_and_store(url: &str, limits: Vec<Limit>) -> (Limiter, Arc<Resilie
     let store = RedisStore::open(&url, RedisOptions::default());
     let store = Arc::new(Resilient::new(store, settings, MemoryStore::default()));
     (Limiter::with_store(Policy::new(limits).expect("valid limits"), Arc::clone(&store) as _), store)
+}
+
+/// As [`limiter`], on a node that answers without asking where it can: with the denial bound and leases.
+pub fn leased_limiter(url: &str, limits: Vec<Limit>) -> Limiter {
+    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is not a Redis URL") };
+    let settings = ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
+    let store = RedisStore::open(&url, RedisOptions::default());
+    let store = Resilient::new(store, settings, MemoryStore::default());
+    let store = Leased::new(store, LeasedSettings::default(), Clock::system());
+    Limiter::with_store(Policy::new(limits).expect("valid limits"), Arc::new(store))
 }
 
 /// A short pause between two polls of a server's state.

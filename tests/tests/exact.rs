@@ -6,20 +6,10 @@ use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::task::Poll;
 
-use tollkeeper::store::redis::wire::Value;
-use tollkeeper::{Algorithm, Facts, Limit, Limiter, Quota, facts};
+use tollkeeper::{Algorithm, Approximation, Consistency, Facts, Limit, Limiter, Quota, facts};
 use tollkeeper_tests::exact::{self, ALL, PER_PROCESS, PER_ROUTE, PROCESSES, REQUESTS, TASKS};
-use tollkeeper_tests::redis::{Program, Server, limiter};
+use tollkeeper_tests::redis::{Program, Server, leased_limiter, limiter};
 use tollkeeper_tests::round_trips::Proxy;
-
-/// The `EVALSHA` calls of a server: all of them, and those that failed, which are repeated with `EVAL`.
-fn scripts(server: &Server) -> [u64; 2] {
-    let Value::Bytes(stats) = server.connect().text("INFO commandstats") else { panic!("text") };
-    let stats = String::from_utf8(stats).expect("text");
-    let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap_or_default();
-    let number = |name: &str| line.split([':', ',']).find_map(|part| part.strip_prefix(name)?.parse().ok());
-    ["calls=", "failed_calls="].map(|name| number(name).unwrap_or(0))
-}
 
 async fn remaining(limiter: &Limiter, limit: &str, facts: &Facts<'_>) -> u64 {
     let usage = limiter.usage(facts).await.expect("valid");
@@ -56,7 +46,7 @@ fn admitted(server: &Server, url: &str) -> Option<(Vec<u64>, u64)> {
     for (_, lines) in &mut callers {
         assert_eq!(lines.next().expect("valid").expect("valid"), "ready");
     }
-    let before = scripts(server);
+    let before = server.script_calls();
     for (Caller(child), _) in &mut callers {
         child.stdin.take().expect("piped").write_all(b"go\n").expect("valid");
     }
@@ -68,7 +58,7 @@ fn admitted(server: &Server, url: &str) -> Option<(Vec<u64>, u64)> {
         admitted.push(numbers[0]);
         exact += numbers[1];
     }
-    (exact == ASKED).then(|| (admitted, scripts(server)[0] - before[0]))
+    (exact == ASKED).then(|| (admitted, server.script_calls()[0] - before[0]))
 }
 
 const ASKED: u64 = (PROCESSES * TASKS * REQUESTS) as u64;
@@ -127,14 +117,14 @@ async fn single_check_of_three_limits_is_one_round_trip() {
     for _ in 0..8 {
         limiter.peek(&facts).await.expect("valid");
     }
-    let (turns, before) = (proxy.turns(), scripts(&server));
+    let (turns, before) = (proxy.turns(), server.script_calls());
     for number in 0..200 {
         let before = proxy.scripts();
         let decision = limiter.check(&facts).await.expect("valid");
         assert_eq!((decision.allowed(), decision.degraded()), (number < 100, None), "admitted and refused");
         assert_eq!(proxy.scripts() - before, 1, "check {number}");
     }
-    let after = scripts(&server);
+    let after = server.script_calls();
     assert_eq!((after[0] - before[0], after[1]), (200, before[1]), "one call for each check, none repeated");
     let others = (proxy.turns() - turns).saturating_sub(200);
     println!(
@@ -159,7 +149,7 @@ async fn corrections_and_slots_are_one_round_trip_each() {
     let facts = facts! { "user" => "alice", "route" => "/" };
     // The first round loads the scripts, the second is measured.
     for round in 0..2 {
-        let before = scripts(&server)[1];
+        let before = server.script_calls()[1];
         let mut counted = proxy.scripts();
         let mut turns = || {
             let turns = proxy.scripts() - counted;
@@ -178,7 +168,7 @@ async fn corrections_and_slots_are_one_round_trip_each() {
         let all = [checked, refunded, acquired, renewed, turns()];
         println!("check, refund, acquire, renew, release: {all:?} round trips");
         if round == 1 {
-            assert_eq!((all, scripts(&server)[1]), ([1; 5], before));
+            assert_eq!((all, server.script_calls()[1]), ([1; 5], before));
         }
     }
 }
@@ -191,7 +181,7 @@ async fn checks_in_flight_share_round_trips_and_scripts() {
     for _ in 0..8 {
         limiter.peek(&facts! { "user" => "alice", "route" => "/" }).await.expect("valid");
     }
-    let (turns, called) = (proxy.scripts(), scripts(&server));
+    let (turns, called) = (proxy.scripts(), server.script_calls());
     let tasks: Vec<_> = (0..64)
         .map(|task| {
             let limiter = limiter.clone();
@@ -213,7 +203,7 @@ async fn checks_in_flight_share_round_trips_and_scripts() {
         admitted += task.await.expect("valid");
     }
     assert_eq!(admitted, 1_000);
-    let (asked, turns, called) = (64 * 50, proxy.scripts() - turns, scripts(&server)[0] - called[0]);
+    let (asked, turns, called) = (64 * 50, proxy.scripts() - turns, server.script_calls()[0] - called[0]);
     println!("{asked} checks of three limits, 64 in flight: {turns} round trips, {called} scripts");
     assert!(turns <= called && called < asked, "checks share calls, and never take more than one each");
 }
@@ -255,7 +245,7 @@ async fn requests_are_decided_in_arrival_order() {
             assert_eq!(left, REQUESTS - 1 - number as u64, "round {round}: request {number} was overtaken");
         }
     }
-    let [calls, _] = scripts(&server);
+    let [calls, _] = server.script_calls();
     println!("{ROUNDS} rounds of {REQUESTS} requests: {calls} calls");
 }
 
@@ -286,4 +276,38 @@ async fn request_with_unknown_script_is_not_overtaken() {
     server.signal("CONT");
     let [first, second] = checks.try_into().expect("two checks");
     assert_eq!((first.await.unwrap(), second.await.unwrap()), (true, false));
+}
+
+/// A node asks for permits in the background, in the call that decides its next check.
+#[tokio::test]
+async fn lease_and_check_share_one_script_call() {
+    let server = Server::start();
+    let limits = vec![
+        Limit::new("hot", Quota::per_second(1_000).burst(100_000))
+            .by("user")
+            .consistency(Consistency::Leased),
+        Limit::new("other", Quota::per_day(1_000)).by("tenant"),
+    ];
+    let limiter = leased_limiter(&server.url(), limits);
+    // The first round connects and loads the scripts, the second is measured.
+    for user in ["alice", "bob"] {
+        let hot = facts! { "user" => user };
+        let before = server.script_calls();
+        for _ in 0..4 {
+            let decision = limiter.check(&hot).await.expect("valid");
+            assert_eq!((decision.allowed(), decision.limit("hot").unwrap().approximation()), (true, None));
+        }
+        // Four units are worth a lease, which is asked for now.
+        assert!(limiter.check(&facts! { "tenant" => "acme" }).await.expect("valid").allowed());
+        let decision = limiter.check(&hot).await.expect("valid");
+        let after = server.script_calls();
+        if user == "bob" {
+            assert_eq!(
+                [after[0] - before[0], after[1] - before[1]],
+                [5, 0],
+                "five of six checks, and the lease"
+            );
+            assert_eq!(decision.limit("hot").unwrap().approximation(), Some(Approximation::Permits));
+        }
+    }
 }

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use tollkeeper::store::BreakerState;
 use tollkeeper::store::redis::script;
 use tollkeeper::store::redis::wire::Value;
-use tollkeeper::{Algorithm, Correction, Limit, Missing, OnStoreFailure, Quota, facts};
+use tollkeeper::{
+    Algorithm, Approximation, Consistency, Correction, Limit, Missing, OnStoreFailure, Quota, facts,
+};
 use tollkeeper_tests::cluster::Cluster;
-use tollkeeper_tests::redis::{PATIENCE, Server, limiter, limiter_and_store};
+use tollkeeper_tests::redis::{PATIENCE, Server, leased_limiter, limiter, limiter_and_store};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_across_slots_are_exact_and_all_or_nothing() {
@@ -326,4 +328,63 @@ async fn dead_server_affects_only_its_own_limits() {
             );
         }
     }
+}
+
+/// Two nodes lease keys in different slots, and another limit in another slot refuses some of the requests.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_across_slots_keep_their_contract() {
+    const USERS: [&str; 3] = ["alice", "bob", "carol"];
+    const HOT: u64 = 600;
+    const ORDERS: u64 = 100;
+    let cluster = Cluster::start();
+    let window = |name, count| Limit::new(name, Quota::per_day(count)).algorithm(Algorithm::FixedWindow);
+    let limits = || {
+        vec![
+            window("hot", HOT).by("user").consistency(Consistency::Leased),
+            window("orders", ORDERS).by("tenant"),
+        ]
+    };
+    let nodes = [leased_limiter(&cluster.url(), limits()), leased_limiter(&cluster.url(), limits())];
+    let tasks: Vec<_> = nodes
+        .iter()
+        .flat_map(|node| USERS.map(|user| (node.clone(), user)))
+        .map(|(node, user)| {
+            tokio::spawn(async move {
+                let (mut plain, mut orders, mut from_permits) = (0, 0, 0);
+                for number in 0.. {
+                    let is_order = number % 3 == 0;
+                    let mut facts = facts! { "user" => user };
+                    if is_order {
+                        facts.insert("tenant", "acme").expect("valid");
+                    }
+                    let decision = node.check(&facts).await.unwrap();
+                    assert_eq!(decision.degraded(), None);
+                    let admitted = u64::from(decision.allowed());
+                    *(if is_order { &mut orders } else { &mut plain }) += admitted;
+                    let hot = decision.limit("hot").unwrap();
+                    let permits = hot.approximation() == Some(Approximation::Permits);
+                    from_permits += admitted * u64::from(permits);
+                    // Without permits that are on their way, so the window is full.
+                    if !hot.allowed() && !permits {
+                        break;
+                    }
+                    tokio::task::yield_now().await;
+                }
+                (user, plain, orders, from_permits)
+            })
+        })
+        .collect();
+    let (mut orders, mut from_permits, mut admitted) = (0, 0, [0; USERS.len()]);
+    for task in tasks {
+        let (user, plain, ordered, permits) = task.await.unwrap();
+        admitted[USERS.iter().position(|other| *other == user).unwrap()] += plain + ordered;
+        (orders, from_permits) = (orders + ordered, from_permits + permits);
+    }
+    println!("{admitted:?} of {HOT} each, {orders} orders, {from_permits} from permits");
+    assert!(admitted.iter().all(|admitted| *admitted <= HOT), "{admitted:?}");
+    assert!(from_permits > 0, "no permits were used");
+    assert!(orders <= ORDERS, "{orders}");
+    // All or nothing: an order that is refused for its tenant takes no unit of its user, so few are missing: permits that
+    // expired.
+    assert!(admitted.iter().all(|admitted| *admitted >= HOT * 3 / 4), "{admitted:?}");
 }

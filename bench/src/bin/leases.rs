@@ -87,6 +87,7 @@ fn hot() -> Value {
     let seconds = admitted("leases-hot", &run);
     report::goal("leases-hot-admitted-percent-lowest", Want::AtLeast(97.0), 100.0 * seconds.lowest);
     report::goal("leases-hot-admitted-percent-mean", Want::AtMost(100.0), 100.0 * seconds.mean);
+    highest("leases-hot", &seconds, 1, 1);
     let needed = needed(&run.admissions(true), LIMIT, LIMIT, 1, 1);
     report::goal("leases-hot-contract-percent", Want::AtMost(100.0), 100.0 * needed);
     report::goal("leases-hot-script-calls-per-check", Want::AtMost(0.02), run.calls_per_check());
@@ -127,11 +128,11 @@ limits:
     json!({ "costs": value, "contract": needed, "busiest": [busiest.lowest, busiest.median, busiest.highest] })
 }
 
-/// Processes that end in the middle of a run.
+/// Processes that end in the middle of a run, at the load of [`hot`].
 fn kills() -> Value {
     let plan = |config: &str, seconds| Plan {
         nodes: NODES,
-        load: Load::Paced(OFFERED / NODES / 4),
+        load: Load::Paced(OFFERED / NODES),
         seconds,
         logged: true,
         ..Plan::new(config)
@@ -146,6 +147,7 @@ fn kills() -> Value {
     });
     drop(server);
     let seconds = admitted("leases-kill-node", &run);
+    highest("leases-kill-node", &seconds, 1, 1);
     let one = needed(&run.admissions(true), LIMIT, LIMIT, 1, 1);
     report::goal("leases-kill-node-contract-percent", Want::AtMost(100.0), 100.0 * one);
     measured.insert("node".to_owned(), json!({ "contract": one, "lowest": seconds.lowest }));
@@ -182,6 +184,7 @@ fn after_loss(name: &str, run: &Run) -> Value {
     let seconds = admitted(name, run);
     let store = needed(&run.admissions(false), LIMIT, LIMIT, 1, 2);
     let both = needed(&run.admissions(true), LIMIT, LIMIT, 2, 3);
+    highest(name, &seconds, 2, 3);
     report::figure(
         &format!("{name}-degraded-percent"),
         100.0 * run.sum(|done| done.degraded) / run.sum(|done| done.checks),
@@ -448,4 +451,11 @@ fn admitted(name: &str, run: &Run) -> fleet::Seconds {
         report::figure(&format!("{name}-admitted-percent-{which}"), 100.0 * part);
     }
     seconds
+}
+
+/// The most that a second may admit is what refills in it and the burst, both of which are the limit here, times these
+/// numbers.
+fn highest(name: &str, seconds: &fleet::Seconds, rates: u32, bursts: u32) {
+    let part = seconds.highest / f64::from(rates + bursts);
+    report::goal(&format!("{name}-highest-second-percent-of-contract"), Want::AtMost(100.0), 100.0 * part);
 }

@@ -62,6 +62,7 @@ fn page(results: &Value) -> String {
     add("grpc", grpc);
     add("proxy", proxy);
     add("redis", redis);
+    add("leases", leases);
     add("node", node);
     add("python", python);
     page
@@ -231,6 +232,66 @@ fn redis(figures: &Map<String, Value>) -> String {
     section.push_str("\n| Limit, values of 24 bytes | Bytes per key |\n|---|---|\n");
     for (name, value) in part("bytes-per-key-") {
         writeln!(section, "| `{name}` | {} |", rounded(value, 0)).expect("text");
+    }
+    section
+}
+
+fn leases(parts: &Map<String, Value>) -> String {
+    let mut section = "\n## Leases\n\n\
+         Eight processes on one Redis, judged together by the contract checker: above 100 % of the contract, too much was\n\
+         admitted. `hot` is one key at ten times its limit of 100,000/s, `zipf` 100,000 keys of 1,000/s, `moving` a load that\n\
+         moves to the next process every 100 ms. The percentages of admissions are of the limit, second by second.\n\n\
+         | Load | Script calls per check | p99, µs | Admitted in the lowest second | median | highest | Of the contract |\n\
+         |---|---|---|---|---|---|---|\n"
+        .to_owned();
+    let part = |name: &str| parts.get(name).unwrap_or(&Value::Null);
+    let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
+    let percent = |value: &Value| rounded(100.0 * number(value), 1);
+    for (name, seconds) in [("hot", "admitted"), ("zipf", "busiest"), ("moving", "admitted")] {
+        let (costs, seconds) = (&part(name)["costs"], &part(name)[seconds]);
+        let (calls, p99) = (number(&costs["script-calls-per-check"]), number(&costs["p99-us"]));
+        let admitted = [0, 1, 2].map(|index| percent(&seconds[index])).join(" | ");
+        let (calls, p99, contract) = (rounded(calls, 4), rounded(p99, 0), percent(&part(name)["contract"]));
+        writeln!(section, "| `{name}` | {calls} | {p99} | {admitted} | {contract} |").expect("text");
+    }
+    section.push_str(
+        "\nThe same load as `hot` while something is killed. A loss of the state of Redis admits one contract more, and so do\n\
+         processes that decide without it.\n\n\
+         | Killed | Allowed contracts | Of these, % |\n|---|---|---|\n",
+    );
+    let kills = part("kills");
+    for (name, allowed, needed) in [
+        ("one process", "1", &kills["node"]["contract"]),
+        ("Redis, decided by it", "2", &kills["redis"]["store-of-two"]),
+        ("Redis, all", "3", &kills["redis"]["both-of-three"]),
+        ("primary of a cluster, decided by it", "2", &kills["cluster-primary"]["store-of-two"]),
+        ("primary of a cluster, all", "3", &kills["cluster-primary"]["both-of-three"]),
+    ] {
+        writeln!(section, "| {name} | {allowed} | {} |", percent(needed)).expect("text");
+    }
+    section.push_str(
+        "\n| One exhausted key, 200,000 checks a second | Calls to Redis per second |\n|---|---|\n",
+    );
+    for (nodes, calls) in part("floods").as_object().into_iter().flatten() {
+        writeln!(section, "| processes: {nodes} | {} |", rounded(number(calls), 1)).expect("text");
+    }
+    section.push_str("\n| Checks per second of CPU time | alone | 64 in flight |\n|---|---|---|\n");
+    for side in ["leased", "exact", "refused-bound", "refused-exact"] {
+        let speeds = ["alone", "64-in-flight"].map(|company| {
+            let speed = median(&part("cpu")[format!("{side}-{company}")]);
+            rounded(speed, 0)
+        });
+        writeln!(section, "| {side} | {} |", speeds.join(" | ")).expect("text");
+    }
+    section.push_str(
+        "\n| At ten times a smaller limit | Admitted, % | in the highest second | Checks per second of CPU time |\n\
+         |---|---|---|---|\n",
+    );
+    for side in ["tollkeeper", "limitador"] {
+        let measured = &part("limitador")[side];
+        let speed = rounded(median(&part("limitador")["speeds"][side]), 0);
+        let (mean, highest) = (percent(&measured["mean"]), percent(&measured["highest"]));
+        writeln!(section, "| {side} | {mean} | {highest} | {speed} |").expect("text");
     }
     section
 }

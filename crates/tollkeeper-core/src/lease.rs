@@ -100,7 +100,7 @@ impl Lease {
     /// raise can be given back.
     pub fn refund_age(key: Key<'_>, policy: &Policy) -> u64 {
         let Some((_, rule)) = policy.find(key.limit()) else { return 0 };
-        let quotas = rule.quotas_of(key.family()).chain(policy.override_of(key));
+        let quotas = rule.quotas_of(key.family()).chain(policy.overrides_of(key));
         let leases = quotas.filter_map(|quota| Lease::of_rule(rule, quota, policy));
         leases.map(|lease| lease.raise / lease.largest).max().unwrap_or(0)
     }
@@ -203,7 +203,9 @@ mod tests {
     use crate::algorithm::{fixed_window, meter};
     use crate::facts;
     use crate::limit::Limit;
+    use crate::policy::Override;
     use crate::quota::Quota;
+    use crate::siphash::Secret;
 
     fn quota(algorithm: Algorithm, count: u64, period: Span, burst: Option<u64>) -> CheckedQuota {
         let quota = Quota::every(count, period);
@@ -294,5 +296,25 @@ mod tests {
         };
         assert_eq!(age(Consistency::Exact), 0);
         assert_eq!(age(Consistency::Leased), 500_000); // the life of `pro`: 16,000/(16*2,000) s
+    }
+
+    /// A receipt does not hold the values of a long key, so its override may be any of the limit's.
+    #[test]
+    fn refund_of_a_shortened_key_knows_all_overrides() {
+        let limit = Limit::new("a", Quota::per_second(1_000).burst(4_000)).by("user");
+        let policy = Policy::new(vec![limit.consistency(Consistency::Leased)]).unwrap();
+        let allowance = Quota::per_second(1_000).burst(8_000).into();
+        let granted = Override { allowance, until: None, note: None };
+        let long = "u".repeat(200);
+        let overridden = policy.with_override("a", &long, Some(&granted), Secret([7; 16])).unwrap();
+        let age = |policy: &Policy, user: &str, is_short: bool| {
+            let key = policy.keys("a", &facts! { "user" => user }).unwrap().remove(0);
+            let key = Key::from_bytes(&key).unwrap();
+            let key = if is_short { Key::from_bytes(key.family()).unwrap() } else { key };
+            Lease::refund_age(key, policy)
+        };
+        assert_eq!((age(&policy, &long, false), age(&policy, &long, true)), (250_000, 250_000));
+        assert_eq!((age(&overridden, &long, false), age(&overridden, "other", false)), (500_000, 250_000));
+        assert_eq!(age(&overridden, &long, true), 500_000);
     }
 }

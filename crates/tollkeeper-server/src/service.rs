@@ -7,9 +7,12 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use hyper::header::HeaderMap;
+use tokio::sync::Mutex;
 use tollkeeper::config::{Config, Report};
 use tollkeeper::store::Failure;
-use tollkeeper::store::redis::{NotSet, NotShared, SharedLimits, SharedOverrides, SharedPolicy};
+use tollkeeper::store::redis::{
+    NotSet, NotShared, OverrideWatch, PolicyWatch, SharedLimits, SharedOverrides, SharedPolicy,
+};
 use tollkeeper::{Decision, KeyOverride, Limiter, OverrideError};
 use tollkeeper_engine::api::active_limits::{ActiveLimits, LimitSource};
 use tollkeeper_engine::api::call::{Api, ShowLimits};
@@ -61,6 +64,9 @@ pub struct Service {
     /// Logs refusals if the config enables it.
     pub refusals: RefusalLog,
     limit_manager: LimitManager,
+    /// The overrides that all nodes share, as far as this node has seen them; `None` without a remote store. Changes are
+    /// read and applied under the lock, so that none is applied after a later one.
+    overrides: Option<Mutex<OverrideWatch>>,
     /// Collects spans for the OTLP exporter, if there is one.
     traces: OnceLock<Traces>,
     /// The proxy, if this server is one.
@@ -92,6 +98,10 @@ impl Service {
         let reading = Arc::new(ActiveSettings::new(Settings::of(&config), &limiter));
         let refusals = RefusalLog::new(config.log.refusals);
         let limit_manager = LimitManager::new(config, source, policy.version(), Arc::clone(&reading));
+        let overrides = match &store {
+            Store::Redis(store) => Some(Mutex::new(SharedOverrides::of(store.inner().remote()).watch())),
+            Store::Memory(_) => None,
+        };
         Ok(Service {
             limiter,
             store,
@@ -106,6 +116,7 @@ impl Service {
             reading,
             refusals,
             limit_manager,
+            overrides,
             traces: OnceLock::new(),
             proxy: OnceLock::new(),
             draining: AtomicBool::new(false),
@@ -247,9 +258,7 @@ impl Service {
         let Store::Redis(store) = &self.store else { return Ok(self.limiter.set_override(wanted)?) };
         self.limiter.check_override(&wanted)?;
         SharedOverrides::of(store.inner().remote()).set(&wanted).await?;
-        // This node need not wait for its own change.
-        let KeyOverride { limit, key, granted } = wanted.clone();
-        self.limiter.apply_overrides(vec![(limit, key, Some(granted))]);
+        self.follow_overrides().await;
         Ok(wanted)
     }
 
@@ -258,8 +267,18 @@ impl Service {
         let Store::Redis(store) = &self.store else { return Ok(self.limiter.remove_override(limit, key)) };
         let done = SharedOverrides::of(store.inner().remote()).remove(limit, key).await;
         let done = done.map_err(CannotOverride::Failed)?;
-        self.limiter.apply_overrides(vec![(limit.to_owned(), key.to_owned(), None)]);
+        self.follow_overrides().await;
         Ok(done)
+    }
+
+    /// Reads what has changed in the overrides that all nodes share, and applies it: after a change through this node, so
+    /// that it is in force here at once, and twice a second. If the store does not answer, the next call catches up.
+    async fn follow_overrides(&self) {
+        let Some(watch) = &self.overrides else { return };
+        let mut watch = watch.lock().await;
+        if let Some(changed) = watch.poll().await {
+            changed.apply(&self.limiter);
+        }
     }
 
     /// Applies the limits that all nodes share.
@@ -279,25 +298,34 @@ impl Service {
     /// store.
     pub async fn begin_to_follow(self: Arc<Service>) -> Option<impl Future<Output = ()> + Send + 'static> {
         let Store::Redis(store) = &self.store else { return None };
-        let mut changes = SharedPolicy::of(store.inner().remote()).watch();
-        let mut overrides = SharedOverrides::of(store.inner().remote()).watch();
+        let mut limits = SharedPolicy::of(store.inner().remote()).watch();
         let first = async {
-            let _ = self.follow(changes.next().await);
-            overrides.next().await.apply(&self.limiter);
+            let _ = self.follow(limits.next().await);
+            if let Some(watch) = &self.overrides {
+                watch.lock().await.next().await.apply(&self.limiter);
+            }
         };
         if tokio::time::timeout(FIRST_SYNC, first).await.is_err() {
             tracing::warn!(
                 "the store did not answer: starting with the limits of the file and without overrides, until it does"
             );
         }
-        Some(async move {
-            loop {
-                tokio::select! {
-                    changed = changes.next() => drop(self.follow(changed)),
-                    changed = overrides.next() => changed.apply(&self.limiter),
-                }
-            }
-        })
+        Some(
+            async move { tokio::join!(self.keep_following_limits(limits), self.keep_following_overrides()).0 },
+        )
+    }
+
+    async fn keep_following_limits(&self, mut limits: PolicyWatch) {
+        loop {
+            let _ = self.follow(limits.next().await);
+        }
+    }
+
+    async fn keep_following_overrides(&self) {
+        loop {
+            self.follow_overrides().await;
+            tokio::time::sleep(OverrideWatch::INTERVAL).await;
+        }
     }
 
     /// Starts draining: the server reports that it is not ready, and event streams end.

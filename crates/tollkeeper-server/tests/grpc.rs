@@ -10,7 +10,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tollkeeper_core::digest::{hex, sha256};
 use tollkeeper_tests::certificates::Authority;
+use tollkeeper_tests::redis::{PATIENCE, Server as Redis};
 use tonic::Code as Grpc;
 use tonic::transport::Channel;
 use tonic_health::pb::HealthCheckRequest;
@@ -67,6 +68,28 @@ async fn refusals_over_grpc_are_logged() {
     for field in [r#"limit="per-user""#, r#"key=["alice"]"#, "cost=1", "retry_after=", r#"transport="grpc""#]
     {
         assert!(line.contains(field), "{field}: {line}");
+    }
+}
+
+/// A refusal that follows from the last state of the key makes no call to Redis, and looks like any other.
+#[tokio::test]
+async fn bounded_refusal_is_over_limit() {
+    let (folder, redis) = (Folder::new(), Redis::start());
+    let server = start(&folder, &format!("redis: {{ deadline: 5s }}\n{LIMITS}"), &["--store", &redis.url()]);
+    let channel = channel(&server).await;
+    for code in [Code::Ok, Code::Ok, Code::OverLimit] {
+        assert_eq!(ask(&channel, "alice").await.overall_code(), code);
+    }
+    let began = Instant::now();
+    loop {
+        let before = redis.script_calls();
+        let refused = ask(&channel, "alice").await;
+        assert_eq!(codes(&refused), (Code::OverLimit, vec![Code::OverLimit]));
+        assert_eq!(remaining(&refused), [0]);
+        if redis.script_calls() == before {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "every refusal was asked for");
     }
 }
 

@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -289,4 +289,154 @@ fn answers_without_the_store_are_marked_approximate() {
                 && reply.contains("approximate\r\n:1")
         });
     }
+}
+
+/// A server whose limits are an exact one, another one that is asked for seldom, and a leased one.
+fn approximate(nodes: &Nodes) -> Server {
+    let file = nodes.folder.write(
+        "approximate.yaml",
+        "redis: { deadline: 5s }\nlimits:\n\
+         \x20 - { name: few, by: user, rate: 1/day, burst: 1 }\n\
+         \x20 - { name: wide, by: ip, rate: 1000/day, burst: 1000 }\n\
+         \x20 - { name: hot, by: tenant, rate: 1000/s, burst: 100000, consistency: leased }\n",
+    );
+    let args = ["--store", &nodes.redis.url(), "--config", file.to_str().unwrap()];
+    let listeners = ["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"];
+    Server::launch(tollkeeper().args(listeners).args(args))
+}
+
+/// The reply to one RESP command.
+fn over_resp(server: &Server, command: &str) -> String {
+    let mut stream = TcpStream::connect(server.resp()).unwrap();
+    write!(stream, "{command}\r\nQUIT\r\n").unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply
+}
+
+#[test]
+fn answers_without_the_store_have_headers() {
+    let nodes = Nodes::new();
+    let server = approximate(&nodes);
+    let is_approximate = |answer: &Answer| answer.json()["limits"][0]["approximate"] == true;
+    let alice = || server.post("/v1/check", r#"{"facts":{"user":"alice"}}"#);
+    assert_eq!(alice().status, 200);
+    let mut refused = alice();
+    eventually("a bounded refusal", || {
+        refused = alice();
+        is_approximate(&refused)
+    });
+    let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    // A day, jittered by up to a tenth.
+    assert!((86_000..=95_040).contains(&wait) && refused.status == 429, "{refused:?}");
+    let shown = ["x-ratelimit-limit", "x-ratelimit-remaining", "ratelimit-policy"];
+    assert_eq!(shown.map(|name| refused.header(name).unwrap()), ["1", "0", "\"few\";q=1;w=86400"]);
+    assert!(refused.header("ratelimit").unwrap().starts_with("\"few\";r=0;t="), "{refused:?}");
+
+    let acme = || server.post("/v1/check", r#"{"facts":{"tenant":"acme"},"cost":100}"#);
+    let mut admitted = acme();
+    eventually("an admission from permits", || {
+        admitted = acme();
+        is_approximate(&admitted)
+    });
+    let remaining = admitted.json()["limits"][0]["remaining"].to_string();
+    assert_eq!((admitted.status, admitted.header("retry-after")), (200, None));
+    let shown = ["x-ratelimit-limit", "x-ratelimit-remaining", "ratelimit-policy"];
+    let expected = ["100000", &remaining, "\"hot\";q=100000;w=100"];
+    assert_eq!(shown.map(|name| admitted.header(name).unwrap()), expected);
+    let state = admitted.header("ratelimit").unwrap();
+    assert!(state.starts_with(&format!("\"hot\";r={remaining}")), "{state}");
+}
+
+/// One limit refuses by its bound; the node knows nothing of the key of the other.
+#[test]
+fn limits_that_were_not_asked_have_no_numbers() {
+    let nodes = Nodes::new();
+    let server = approximate(&nodes);
+    let mut address = 0;
+    let mut both = || {
+        address += 1;
+        // The state of the bound is young.
+        server.check(r#"{"user":"alice"}"#);
+        format!("192.0.2.{address}")
+    };
+    eventually("a bounded refusal in JSON", || {
+        let ip = both();
+        let answer =
+            server.post("/v1/check", &format!(r#"{{"facts":{{"user":"alice","ip":"{ip}"}}}}"#)).json();
+        let [few, wide] = [&answer["limits"][0], &answer["limits"][1]];
+        let numbers = ["remaining", "retry_after", "reset_after"].map(|name| wide[name].clone());
+        let is_unasked = few["approximate"] == true && numbers == [Value::Null, Value::Null, Value::Null];
+        is_unasked && wide["name"] == "wide" && wide["limit"] == 1_000
+    });
+    eventually("a bounded refusal over RESP", || {
+        let ip = both();
+        let reply = over_resp(&server, &format!("TK.CHECK user alice ip {ip}"));
+        let wide = reply.split("wide\r\n").nth(1).unwrap();
+        reply.contains("approximate\r\n:1")
+            && wide.contains("remaining\r\n$-1\r\n")
+            && wide.contains("reset_after\r\n$-1\r\n")
+    });
+}
+
+#[test]
+fn decisions_without_the_store_are_counted() {
+    let nodes = Nodes::new();
+    let server = approximate(&nodes);
+    let (mut bounded, mut refused) = (0, 0);
+    assert!(server.check(r#"{"user":"alice"}"#));
+    for _ in 0..50 {
+        let answer = server.post("/v1/check", r#"{"facts":{"user":"alice"}}"#).json();
+        assert_eq!(answer["allowed"], false);
+        refused += 1;
+        bounded += u32::from(answer["limits"][0]["approximate"] == true);
+    }
+    let (mut asked, mut spent) = (0, 0);
+    eventually("permits are spent", || {
+        let answer = server.post("/v1/check", r#"{"facts":{"tenant":"acme"},"cost":100}"#).json();
+        asked += 1;
+        spent += 100 * u32::from(answer["limits"][0]["approximate"] == true);
+        spent >= 500
+    });
+    assert!(bounded > 0, "no refusal was bounded");
+    let metric = |series: &str| server.metric(series);
+    let permits =
+        |state: &str| metric(&format!("tollkeeper_lease_permits_total{{limit=\"hot\",state=\"{state}\"}}"));
+    assert_eq!(metric("tollkeeper_denial_bound_hits_total{limit=\"few\"}"), f64::from(bounded));
+    assert_eq!(permits("spent"), f64::from(spent));
+    assert!(permits("granted") >= permits("spent") + permits("expired"), "{}", permits("granted"));
+    let top = server.get("/v1/top").json();
+    let count = |kind: &str, limit: &str| {
+        let rows = top[kind].as_array().unwrap();
+        rows.iter().find(|row| row["limit"] == limit).map_or(Value::Null, |row| row["count"].clone())
+    };
+    assert_eq!((count("busiest", "few"), count("refused", "few")), (json!(refused + 1), json!(refused)));
+    assert_eq!(count("busiest", "hot"), json!(asked), "{top}");
+    let mut client = server.client();
+    client.send(b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let lines = BufReader::new(client.stream).lines().map_while(Result::ok);
+    let mut events = lines.filter_map(|line| Some(line.strip_prefix("data: ")?.to_owned()));
+    let event: Value = serde_json::from_str(&events.next().unwrap()).unwrap();
+    let few = &event["limits"]["few"];
+    assert_eq!((&few["allowed"], &few["refused"]), (&json!(1), &json!(refused)), "{event}");
+    // What is not spent expires, and is counted when the key is used again.
+    eventually("permits expire", || {
+        server.post("/v1/check", r#"{"facts":{"tenant":"acme"}}"#);
+        permits("expired") > 0.0
+    });
+}
+
+/// The limit comes with the command, and is bounded like any other.
+#[test]
+fn second_refusal_of_throttle_makes_no_call() {
+    let nodes = Nodes::new();
+    let server = approximate(&nodes);
+    let throttle = || over_resp(&server, "CL.THROTTLE bob 0 1 86400");
+    assert!(throttle().starts_with("*5\r\n:0\r\n"));
+    eventually("a refusal without a script call", || {
+        assert!(throttle().starts_with("*5\r\n:1\r\n"));
+        let before = nodes.redis.script_calls();
+        assert!(throttle().starts_with("*5\r\n:1\r\n"));
+        nodes.redis.script_calls() == before
+    });
 }

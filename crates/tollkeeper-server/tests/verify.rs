@@ -10,6 +10,7 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 use support::*;
+use tollkeeper_core::digest::{hex, sha256};
 
 const LIMITS: &str = "
 store: redis://127.0.0.1:1
@@ -119,6 +120,10 @@ fn malformed_lines_are_named() {
         (r#"{"t":1,"limit":"plan","key":["a"],"cost":1,"tier":"enterprise"}"#, "grants this key everything"),
         (r#"{"t":1,"limit":"all","key":[],"cost":1,"shift":1000000}"#, "less than the period of limit `all`"),
         (r#"{"t":1,"limit":"all","key":[],"cost":1,"degraded":"deny"}"#, "`degraded` is `deny`"),
+        (
+            r#"{"t":1,"limit":"per-user","key":["a"],"cost":1,"override":{"rate":"0/s"}}"#,
+            "`override`: rate `0/s`",
+        ),
     ] {
         let output = verify(&Folder::new(), &[&good, &format!("{good}{line}\n{good}")]);
         let stderr = text(&output.stderr);
@@ -254,6 +259,42 @@ fn logged_admissions_are_judged_kept() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((output.status.code(), &report["kept"]), (Some(0), &json!(true)), "{report}");
     assert_eq!((&report["keys"][0]["needed"], &report["keys"][0]["of"]), (&json!(5), &json!(5)));
+}
+
+/// The config file does not have the quota of an override at run time, so the log does.
+#[test]
+fn admissions_under_an_override_are_judged_by_it() {
+    let folder = Folder::new();
+    let served = format!("admin: {{ token_sha256: {} }}\n{SERVED}", hex(&sha256(b"boss")));
+    let (config, log) = (folder.write("served.yaml", &served), folder.path().join("admissions.jsonl"));
+    let mut command = tollkeeper();
+    command.args(["serve", "--http", "127.0.0.1:0", "--config"]).arg(&config);
+    let server = Server::launch(command.arg("--log-admissions").arg(&log));
+    for (key, body) in [
+        ("per-user/alice", r#"{"rate":"1/day","burst":8}"#),
+        ("plan/alice", r#"{"rate":"70/week"}"#),
+        ("keys/secret", r#"{"unlimited":true}"#),
+    ] {
+        let (path, token) = (format!("/v1/overrides/{key}"), ["authorization: Bearer boss"]);
+        let set = server.client().request_with("PUT", &path, &token, body.as_bytes());
+        assert_eq!(set.status, 200, "{set:?}");
+    }
+    let alice = r#"{"user":"alice","api_key":"secret","plan":"free"}"#;
+    assert_eq!((0..10).filter(|_| server.check(alice)).count(), 8);
+    assert!(server.check(r#"{"user":"bob","plan":"free"}"#));
+    server.signal("TERM");
+    server.ended();
+
+    let written = fs::read_to_string(&log).unwrap();
+    let lines: Vec<Value> = written.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |limit: &str| lines.iter().find(|line| line["limit"] == limit).unwrap()["override"].clone();
+    assert_eq!(of("per-user"), json!({ "rate": "1/day", "burst": 8 }));
+    assert_eq!(of("plan"), json!({ "rate": "70/week" }));
+    assert_eq!(lines.last().unwrap()["override"], Value::Null, "bob has none: {written}");
+    let output = output(tollkeeper().args(["verify", "--json", "--config"]).arg(&config).arg(&log));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &report["kept"]), (Some(0), &json!(true)), "{report}");
+    assert_eq!((&report["keys"][0]["needed"], &report["keys"][0]["of"]), (&json!(8), &json!(8)));
 }
 
 /// Decisions go on, and what is missing in the log is counted.

@@ -101,3 +101,24 @@ async fn failure_policy_decides_while_the_store_is_down() {
     }
     assert_eq!(local, [[(200, false, true); 4].to_vec(), [(429, true, true); 2].to_vec()].concat());
 }
+
+/// A refusal that follows from the last state of the key makes no call to Redis, and looks like any other.
+#[tokio::test]
+async fn bounded_refusal_is_an_ordinary_429() {
+    let store = redis::Server::start();
+    let limiter = redis::leased_limiter(&store.url(), vec![Limit::new("few", Quota::per_day(1)).by("ip")]);
+    let (router, reached) = everything(RateLimitLayer::new(limiter));
+    let server = Server::axum(router).await;
+    assert_eq!(server.get("/", &[]).await.status, 200);
+    until(async || {
+        let before = store.script_calls();
+        let refused = server.get("/", &[]).await;
+        let wait: u64 = refused.header("retry-after").expect("a refusal").parse().expect("seconds");
+        assert_eq!((refused.status, wait > 3_600), (429, true), "{refused:?}");
+        assert_eq!(refused.header("x-ratelimit-remaining"), Some("0"));
+        assert!(refused.header("ratelimit").is_some_and(|state| state.starts_with("\"few\";r=0")));
+        store.script_calls() == before
+    })
+    .await;
+    assert_eq!(reached.count(), 1);
+}

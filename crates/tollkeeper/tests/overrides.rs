@@ -104,6 +104,17 @@ fn replaced_policy_keeps_overrides() {
     assert_eq!(remaining(&limiter, "alice"), 7);
 }
 
+/// Another node may have other limits while they change, so an override need not fit those of this node.
+#[test]
+fn override_that_does_not_fit_replaces_the_last_one() {
+    let (limiter, _) = limiter();
+    limiter.override_for("per-user", "alice").blocked().set().unwrap();
+    let slots = Override { allowance: Quota::slots(5).into(), until: None, note: None };
+    limiter.apply_overrides(vec![("per-user".to_owned(), "alice".to_owned(), Some(slots.clone()))]);
+    assert_eq!(limiter.overrides()[0].granted, slots);
+    assert_eq!(remaining(&limiter, "alice"), 2, "the quota of the limit");
+}
+
 #[test]
 fn snapshot_holds_the_overrides() {
     let folder = std::env::temp_dir().join(format!("tollkeeper-overrides-{}", std::process::id()));

@@ -325,6 +325,20 @@ impl Policy {
             .map(|(quota, _)| quota)
     }
 
+    /// The quotas of all overrides that a key may have, if its states have the prefix of this key: of a key without
+    /// values, which a receipt may hold, every one that its limit has or had.
+    pub(crate) fn overrides_of(&self, key: Key<'_>) -> impl Iterator<Item = &CheckedQuota> {
+        let has_values = key.values().next().is_some();
+        let table = self.overrides.0.as_deref().filter(|_| !has_values);
+        let limit = table.and_then(|table| table.limits.get(self.find(key.limit())?.0)?.as_deref());
+        let all = limit.into_iter().flat_map(|limit| limit.grants.iter());
+        let possible = all.filter_map(move |grant| match grant {
+            Grant::Limited { quota, family } if **family == *key.family() => Some(quota),
+            _ => None,
+        });
+        possible.chain(self.override_of(key))
+    }
+
     fn one_fact(&self, limit: &str) -> Result<(usize, &Rule), InvalidOverride> {
         let found = self.find(limit).ok_or_else(|| InvalidOverride::UnknownLimit(limit.to_owned()))?;
         match found.1.by.len() {

@@ -128,16 +128,25 @@ impl<'p> History<'p> {
             Some("allow") => return self.skip(),
             Some(other) => bail!("`degraded` is `{other}` (local or allow)"),
         };
-        let grant = self.grant(rule, &line)?;
-        let Grant::Limited { quota, .. } = grant else {
-            bail!("limit `{}` grants this key everything: it has no admissions to log", rule.name());
-        };
         let values = || line.key.iter().map(Option::as_deref);
-        let shift = line.shift.unwrap_or_else(|| rule.shift(grant, values()));
+        let (quota, shift) = match &line.overridden {
+            Some(overridden) => {
+                let quota =
+                    overridden.quota(rule.algorithm()).map_err(|error| anyhow!("`override`: {error}"))?;
+                (quota, line.shift.unwrap_or(0))
+            }
+            None => {
+                let grant = self.grant(rule, &line)?;
+                let Grant::Limited { quota, .. } = grant else {
+                    bail!("limit `{}` grants this key everything: it has no admissions to log", rule.name());
+                };
+                (*quota, line.shift.unwrap_or_else(|| rule.shift(grant, values())))
+            }
+        };
         if shift > 0 && shift >= quota.period().as_micros() {
             bail!("`shift` is {shift}, but must be less than the period of limit `{}`", rule.name());
         }
-        let Some(contract) = Contract::of(quota, shift) else { return self.skip() };
+        let Some(contract) = Contract::of(&quota, shift) else { return self.skip() };
         let identity = Identity {
             limit: rule.name(),
             values: values().map(|value| value.map(Into::into)).collect(),
@@ -152,7 +161,7 @@ impl<'p> History<'p> {
             next
         });
         let key = &mut keys[place as usize];
-        key.contract = key.contract.or(quota).at_least(if is_local { nodes } else { 0 });
+        key.contract = key.contract.or(&quota).at_least(if is_local { nodes } else { 0 });
         let cost = u32::try_from(line.cost)?;
         self.admissions.push(AdmissionLine { at: line.t, cost, key: place });
         Ok(())

@@ -247,8 +247,11 @@ impl Limiter {
         self.inner.policy.replace(|policy| {
             let mut policy = policy.clone();
             for (limit, key, granted) in &changes {
-                // An override that does not fit the policy in force is kept for the next one.
-                let _ = policy.set_override(limit, key, granted.as_ref(), book.secret);
+                // An override that does not fit the policy in force is kept for the next one. Until then the key has
+                // none: the one it had is no longer listed.
+                if policy.set_override(limit, key, granted.as_ref(), book.secret).is_err() {
+                    let _ = policy.set_override(limit, key, None, book.secret);
+                }
             }
             policy
         });

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use hyper::{Response, StatusCode};
 use tollkeeper::facts::Hashed;
 use tollkeeper::policy::InvalidOverride;
-use tollkeeper::{Allowance, KeyOverride, OverrideError, Policy, Span, Value};
+use tollkeeper::{Allowance, KeyOverride, OverrideError, Policy, Value};
 use tollkeeper_engine::api::error::{ApiError, Code};
 use tollkeeper_engine::api::redact::Redactor;
 use tollkeeper_engine::api::{call, request};
@@ -13,6 +13,7 @@ use tollkeeper_engine::json::{Reader, Writer};
 
 use super::response_body::Reply;
 use super::{Handled, JSON, answered, query, respond};
+use crate::history;
 use crate::service::{CannotOverride, Service};
 
 /// `GET /v1/overrides`.
@@ -134,7 +135,7 @@ fn write(out: &mut Writer, it: &KeyOverride, policy: &Policy, redactor: &Redacto
         _ => (None, None),
     };
     out.raw(",\"rate\":");
-    out.or_null(rate, |out, (quota, period)| out.text(&written(quota.count(), period)));
+    out.or_null(rate, |out, (quota, period)| out.text(&history::rate(quota.count(), period)));
     out.raw(",\"burst\":");
     out.or_null(rate.and_then(|(quota, _)| quota.explicit_burst()), Writer::number);
     if slots.is_some() {
@@ -150,18 +151,4 @@ fn write(out: &mut Writer, it: &KeyOverride, policy: &Policy, redactor: &Redacto
     out.raw(",\"note\":");
     out.or_null(it.granted.note.as_deref(), Writer::text);
     out.raw("}");
-}
-
-/// A rate as in the config: `500/min`.
-fn written(count: u64, period: Span) -> String {
-    let period = period.to_string();
-    let unit = match period.as_str() {
-        "1s" => "s",
-        "1m" => "min",
-        "1h" => "hour",
-        "1d" => "day",
-        "7d" => "week",
-        other => other,
-    };
-    format!("{}/{unit}", count)
 }

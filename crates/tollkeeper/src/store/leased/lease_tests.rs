@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::task::{Context, Poll, Waker};
 
 use tokio::sync::oneshot;
-use tollkeeper_core::algorithm::{self, State, StoredState, meter};
+use tollkeeper_core::algorithm::{self, State, StoredState, concurrency, meter};
 use tollkeeper_core::{
     Algorithm, Consistency, Decision, Facts, Limit, Mode, OnStoreFailure, Policy, Quota, Span, Verb, facts,
 };
@@ -58,7 +58,7 @@ impl Store for FakeStore {
             if charged {
                 let key = due.key.to_bytes();
                 let state = states.remove(&key);
-                states.extend(due.apply(state, now, &step, true, 1).map(|state| (key, state)));
+                states.extend(due.apply(state, now, &step, true, reply.id()).map(|state| (key, state)));
             }
             reply.push(LimitReply::Step { step, charged });
         }
@@ -96,8 +96,14 @@ impl Store for FakeStore {
         StoreFuture::Ready(Correction::Done)
     }
 
-    fn release<'a>(&'a self, _: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
-        StoreFuture::Ready(Err(Unavailable))
+    fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
+        let mut states = lock(&self.states);
+        let now = self.clock.now().as_micros();
+        let released = slot.items().iter().all(|item| match states.get_mut(&item.key().to_bytes()) {
+            Some(State::Concurrency(slots)) => concurrency::release(slots, now, slot.id()),
+            _ => false,
+        });
+        StoreFuture::Ready(Ok(released))
     }
 
     fn renew<'a>(&'a self, _: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
@@ -403,6 +409,32 @@ fn mixed_toll_charges_every_limit() {
     let charge = admitted.charge().unwrap();
     assert_eq!((charge.items().len(), charge.id()), (2, tolls + 1), "the shadow limit refused it");
     assert_eq!(admitted.limit("exact").unwrap().outcome().remaining, 48);
+}
+
+#[test]
+fn leased_limit_and_slots_are_all_or_nothing() {
+    let world = World::new(vec![
+        leased(Quota::per_second(100_000).burst(100_000)),
+        Limit::new("slots", Quota::slots(2)),
+    ]);
+    world.heat(250);
+    let (acquire, held) = (|cost| world.decide(Verb::Acquire, &facts! {}, cost), world.held());
+    // The leased limit refuses: no slot is taken.
+    assert!(!acquire(100_001).allowed());
+    let (first, second) = (acquire(3), acquire(3));
+    assert!(first.allowed() && second.allowed());
+    assert_eq!(first.limit("leased").unwrap().approximation(), Some(Approximation::Permits));
+    assert_eq!(world.held(), held - 6);
+    // No slot is free: the permits go back.
+    let refused = acquire(3);
+    assert_eq!(refused.limits().map(|limit| limit.allowed()).collect::<Vec<_>>(), [true, false]);
+    assert!(refused.slot().is_none() && refused.charge().is_none());
+    assert_eq!(world.held(), held - 6);
+    let slot = first.slot().unwrap();
+    assert!(matches!(world.leased.release(&slot), StoreFuture::Ready(Ok(true))));
+    assert!(matches!(world.leased.release(&slot), StoreFuture::Ready(Ok(false))), "once");
+    assert!(acquire(3).allowed() && !acquire(3).allowed());
+    assert_eq!(world.held(), held - 9);
 }
 
 #[test]

@@ -126,7 +126,7 @@ impl<E: Default> Locked<'_, E> {
 
 impl<E: Default> Shard<E> {
     fn get(&mut self, print: u128) -> Option<&mut E> {
-        self.make_room();
+        self.make_room(print);
         match self.young.entry(print) {
             Entry::Occupied(known) => Some(known.into_mut()),
             Entry::Vacant(free) => self.old.remove(&print).map(|value| free.insert(value)),
@@ -134,16 +134,18 @@ impl<E: Default> Shard<E> {
     }
 
     fn entry(&mut self, print: u128) -> &mut E {
-        self.make_room();
+        self.make_room(print);
         let Shard { young, old } = self;
         young.entry(print).or_insert_with(|| old.remove(&print).unwrap_or_default())
     }
 
-    /// Starts a new generation if the young one is full.
-    fn make_room(&mut self) {
+    /// Starts a new generation if the young one is full. The key that is being used is kept.
+    fn make_room(&mut self, used: u128) {
         if self.young.len() >= GENERATION {
+            let kept = self.old.remove(&used);
             std::mem::swap(&mut self.young, &mut self.old);
             self.young.clear();
+            self.young.extend(kept.map(|value| (used, value)));
         }
     }
 }
@@ -176,6 +178,19 @@ mod tests {
             *table.lock(&[print(number)]).entry(print(number)) = number;
             assert_eq!(table.update(print(0), |value| *value), Some(7), "{number}");
         }
+    }
+
+    #[test]
+    fn key_of_the_old_generation_survives_the_next() {
+        let print = |number: usize| 1 << 64 | number as u128;
+        let full = || {
+            let table = Table::<u64>::new();
+            // One full generation, which becomes the old one, and the young one is full again.
+            (0..2 * GENERATION).for_each(|number| *table.lock(&[print(number)]).entry(print(number)) = 7);
+            table
+        };
+        assert_eq!(full().update(print(0), |value| *value), Some(7));
+        assert_eq!(*full().lock(&[print(0)]).entry(print(0)), 7);
     }
 
     #[test]

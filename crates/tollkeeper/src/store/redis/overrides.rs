@@ -2,7 +2,8 @@
 //!
 //! The hash, `<prefix>:1:overrides`, has no expiry, so overrides outlive every node. Nodes poll its version four times
 //! a second, and read only what changed: the hash also maps each of the last 10,000 versions to the override that it
-//! changed. A node that is further behind, or finds a gap, reads all of it. One hash is in one slot of a cluster.
+//! changed. A node that is further behind, or finds a gap, reads all of it. Overrides that have ended are removed when new
+//! ones are set. One hash is in one slot of a cluster.
 
 use std::time::Duration;
 
@@ -17,8 +18,6 @@ use crate::limiter::overrides::{KeyOverride, MAX_OVERRIDES, from_line, to_line};
 use crate::store::remote::{Failure, FailureKind, RemoteResult};
 use crate::store::resilient::within_deadline;
 
-/// How often a node polls the version.
-const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The deadline of a call. Longer than that of a decision, because no request waits for it.
 const DEADLINE: Duration = Duration::from_secs(2);
 /// How many versions the hash remembers.
@@ -186,27 +185,40 @@ pub struct OverrideWatch {
 }
 
 impl OverrideWatch {
+    /// How often a node polls the version.
+    pub const INTERVAL: Duration = Duration::from_millis(250);
+
     /// The first call returns all overrides as soon as the store answers. Later calls wait for the next change, which
     /// is noticed within a second, or as soon as the store answers again. Cancel safe.
     pub async fn next(&mut self) -> Changed {
         loop {
-            match self.poll().await {
-                Ok(Some(changed)) => return changed,
-                Ok(None) => self.failing = false,
-                // Logged once, not with every poll.
-                Err(failure) if !std::mem::replace(&mut self.failing, true) => {
+            if let Some(changed) = self.poll().await {
+                return changed;
+            }
+            tokio::time::sleep(OverrideWatch::INTERVAL).await;
+        }
+    }
+
+    /// What has changed since the last call; `None` if nothing has, or if the store does not answer. Cancel safe.
+    pub async fn poll(&mut self) -> Option<Changed> {
+        match self.read().await {
+            Ok(changed) => {
+                self.failing = false;
+                changed
+            }
+            // Logged once, not with every poll.
+            Err(failure) => {
+                if !std::mem::replace(&mut self.failing, true) {
                     tracing::warn!(
                         "cannot read the shared overrides, so the last known ones stay in force: {failure}"
                     );
                 }
-                Err(_) => {}
+                None
             }
-            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// What has changed since the last call; `None` if nothing has.
-    pub async fn poll(&mut self) -> RemoteResult<Option<Changed>> {
+    async fn read(&mut self) -> RemoteResult<Option<Changed>> {
         let now = self.shared.version().await?;
         if self.seen == Some(now) {
             return Ok(None);
@@ -215,7 +227,6 @@ impl OverrideWatch {
             Some(seen) => self.shared.since(seen, now).await?,
             None => None,
         };
-        self.failing = false;
         if let Some(changes) = some {
             self.seen = Some(now);
             return Ok(Some(Changed::Some(changes)));
