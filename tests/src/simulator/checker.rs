@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tollkeeper::store::{Change, KeyCorrection, LeaseRequest, Toll};
+use tollkeeper::store::{Change, KeyCorrection, LeaseRequest, LimitReply, Toll};
 use tollkeeper::{
     Algorithm, Approximation, Charge, CheckedQuota, Consistency, Correction, DecidedToll, Decision,
     LimitDecision, OnStoreFailure, Policy,
@@ -154,6 +154,12 @@ impl Checker {
         }
         if !keys.is_empty() {
             self.charges.entry(id).or_default().push(keys);
+        }
+        // A refusal moves a state that is ahead of the clock by its own quota, which may be another than that of admissions.
+        for limit in decision.limits().filter(is_moved) {
+            if let Some(history) = self.keys.get_mut(&limit.key().to_bytes()) {
+                history.in_force(limit.due().quota);
+            }
         }
     }
 
@@ -469,6 +475,11 @@ impl Checker {
             self.violate(|| format!("{whose}: {breach}\n{history:?}"));
         }
     }
+}
+
+/// Whether the store found the state ahead of its clock, which was set back, and moved it.
+fn is_moved(limit: &LimitDecision<'_>) -> bool {
+    matches!(limit.reply(), LimitReply::Step { step, .. } if step.effect.moved())
 }
 
 /// Whether an admission spent permits that this limit's node held, instead of asking the store.
