@@ -61,7 +61,9 @@ fn leased_path_keeps_its_contracts() {
 /// Scenarios beyond the usual range that found a bug, or that the simulator judged wrongly.
 #[test]
 fn seeds_that_failed_before_pass() {
-    for (name, seed) in [("exact", 30_360), ("exact", 120_524), ("bounded", 27_400), ("leased", 18_190)] {
+    let failed =
+        [("exact", 30_360), ("exact", 120_524), ("bounded", 27_400), ("leased", 18_190), ("leased", 103_495)];
+    for (name, seed) in failed {
         let one = PLAYS.into_iter().find(|play| play.name == name).expect("a play of that name");
         play_all(one, seed..seed + 1, &simulated);
     }

@@ -268,6 +268,15 @@ impl Checker {
         self.keys.values_mut().filter(|history| history.is_leased()).for_each(|history| history.losses += 1);
     }
 
+    /// The store's clock was set back. Permits of a window can be spent in another one, which begins earlier than its node
+    /// knows.
+    pub fn store_stepped_back(&mut self) {
+        let leased_windows = |history: &&mut History| {
+            history.is_leased() && history.quota.algorithm() != Algorithm::TokenBucket
+        };
+        self.keys.values_mut().filter(leased_windows).for_each(|history| history.losses += 1);
+    }
+
     /// A replica of the store has caught up.
     pub fn store_copied(&mut self) {
         self.copy = self.keys.clone();

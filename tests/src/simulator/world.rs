@@ -269,6 +269,7 @@ impl<'s> World<'s> {
                 } else {
                     self.back += far;
                     self.steps_back += 1;
+                    self.book.borrow_mut().checker.store_stepped_back();
                     self.count(Kind::StoreBack);
                 }
             }
