@@ -215,7 +215,7 @@ if (file === "serve") {
   } catch {
     // The first benchmark of a run starts the file.
   }
-  // As the other benchmarks save their parts: one that is measured elsewhere names its machine.
+  // Saved like the parts of the other benchmarks: one that is measured on another machine names it.
   const here = { cores: availableParallelism(), cpu: cpus()[0]?.model ?? "unknown", kernel: release() };
   results.machine ??= here;
   const { node: _before, ...others } = results.other_machines ?? {};

@@ -272,7 +272,7 @@ def main():
         results = json.loads(RESULTS.read_text())
     except FileNotFoundError:
         results = {}
-    # As the other benchmarks save their parts: one that is measured elsewhere names its machine.
+    # Saved like the parts of the other benchmarks: one that is measured on another machine names it.
     model = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     here = {"cpu": (model or ["unknown"])[0], "cores": len(os.sched_getaffinity(0)), "kernel": platform.release()}
     others = results.setdefault("other_machines", {})
