@@ -202,7 +202,7 @@ pub struct WrkRequest<'a> {
     pub method: &'a str,
     /// The path, in which `KEY` is replaced by the key.
     pub path: &'a str,
-    /// The body, in which `KEY` is replaced by the key; empty if there is none.
+    /// The body, in which `KEY` is replaced by the key; empty for a request without a body.
     pub body: &'a str,
 }
 
