@@ -69,14 +69,11 @@ impl Fingerprinter {
     /// The fingerprint of a key: never zero.
     #[inline(always)]
     pub fn key(&self, key: Key<'_>) -> u128 {
-        let mut midstate = match key.midstate() {
+        let midstate = match key.midstate() {
             Some(cached) => self.cached(cached, key.family()),
             None => self.family(key.family()),
         };
-        for value in key.values() {
-            midstate = self.value(midstate, value);
-        }
-        finish(midstate)
+        finish(key.fold_values(midstate, |midstate, value| self.value(midstate, value)))
     }
 
     #[inline(always)]

@@ -141,6 +141,15 @@ impl<'a> Key<'a> {
         })
     }
 
+    /// Folds [`Key::values`]. A key of one value that is not encoded takes no loop.
+    #[inline(always)]
+    pub(crate) fn fold_values<T>(self, first: T, mut fold: impl FnMut(T, Option<&'a [u8]>) -> T) -> T {
+        match self.values {
+            Values::One(value) => fold(first, Some(value)),
+            Values::Encoded(_) => self.values().fold(first, fold),
+        }
+    }
+
     /// The values as text.
     pub fn texts(self) -> impl Iterator<Item = Option<&'a str>> {
         self.values().map(|value| value.map(text))

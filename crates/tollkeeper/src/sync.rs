@@ -13,7 +13,7 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 /// These locks are held for less time than a thread needs to go to sleep, or a cache line to move to another core
 /// and back. So a thread that does not get the lock spins, with growing pauses that leave the cache line to the
 /// thread that holds it.
-#[inline]
+#[inline(always)]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match mutex.try_lock() {
         Ok(guard) => guard,

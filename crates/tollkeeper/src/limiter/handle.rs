@@ -166,7 +166,7 @@ fn decide<const N: usize>(
                 Due::of_value(&policy.rules()[limit], value, cost)
             });
             let mut replies = [LimitReply::Pending; N];
-            let now = store.decide_few(&dues, verb.charges(), &mut replies);
+            let now = store.decide_few(dues, verb.charges(), &mut replies);
             array::from_fn(|index| KeyDecision::of(&dues[index], &replies[index], now))
         }
         _ => {

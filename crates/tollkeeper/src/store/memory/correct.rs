@@ -12,7 +12,7 @@ use crate::store::Correction;
 use crate::sync::atomic::Ordering::Relaxed;
 
 use super::capacity::CELLS;
-use super::locked::Guard;
+use super::locked::{Guard, Shards};
 use super::shard::{Lens, Shard, Spot};
 use super::table::Lookup;
 use super::{Inner, MemoryStore};
@@ -30,9 +30,8 @@ impl MemoryStore {
         }
         let items: Vec<(&Item, &KeyCorrection)> = charge.items().iter().zip(corrections).collect();
         let prints: Vec<u128> = items.iter().map(|(item, _)| inner.print(item)).collect();
-        let (mut guards, mut places): (Vec<Guard<'_>>, _) =
-            (items.iter().map(|_| None).collect(), vec![0; items.len()]);
-        let mut shards = inner.lock(&prints, &mut guards, &mut places);
+        let guards: Vec<Guard<'_>> = items.iter().map(|_| None).collect();
+        let mut shards = inner.lock(&prints, guards, vec![0; items.len()]);
         let marker = |index: usize| inner.marker(prints[index], charge.id());
         if (0..items.len()).any(|index| shards.of(index).markers.has(marker(index), charge.void_at())) {
             return Correction::Repeated;

@@ -8,7 +8,7 @@ use tollkeeper_core::algorithm::{Effect, Step};
 use tollkeeper_core::decision::admitted;
 use tollkeeper_core::{Due, LimitReply, Outcome, Reply, Time, Toll};
 
-use super::locked::{Guard, Locked};
+use super::locked::{Guard, Locked, Shards};
 use super::shard::{Lens, Shard, Spot};
 use super::table::Lookup;
 use super::{Inner, MemoryStore};
@@ -29,24 +29,26 @@ impl MemoryStore {
         let id = match reply.resize(toll.len()) {
             [] => 0,
             // Few dues, as in most requests, need no heap.
-            replies @ [_] => inner.decide_few(&[toll.get(0)], call, replies),
-            replies @ [_, _] => inner.decide_few(&[toll.get(0), toll.get(1)], call, replies),
-            replies @ [_, _, _] => inner.decide_few(&[toll.get(0), toll.get(1), toll.get(2)], call, replies),
+            [one] => inner.decide_few([toll.get(0)], call, [one]),
+            [one, two] => inner.decide_few([toll.get(0), toll.get(1)], call, [one, two]),
+            [one, two, three] => {
+                inner.decide_few([toll.get(0), toll.get(1), toll.get(2)], call, [one, two, three])
+            }
             replies => inner.decide_many(&toll.dues().collect::<Vec<_>>(), call, replies),
         };
         reply.set(call.now, id);
     }
 
     /// Decides a few dues, all or nothing, and writes the replies in place; returns the time.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn decide_few<const N: usize>(
         &self,
-        dues: &[Due<'_>; N],
+        dues: [Due<'_>; N],
         charging: bool,
         replies: &mut [LimitReply; N],
     ) -> Time {
         let call = Call { charging, now: self.inner.clock.now() };
-        self.inner.decide_few(dues, call, replies);
+        self.inner.decide_few(dues, call, replies.each_mut());
         call.now
     }
 
@@ -85,39 +87,61 @@ impl<'t> Part<'t> {
 impl Inner {
     /// Decides a few dues, in buffers on the stack; returns the id of the admission.
     #[inline(always)]
-    fn decide_few<const N: usize>(&self, dues: &[Due<'_>; N], call: Call, replies: &mut [LimitReply]) -> u64 {
+    fn decide_few<const N: usize>(
+        &self,
+        dues: [Due<'_>; N],
+        call: Call,
+        mut replies: [&mut LimitReply; N],
+    ) -> u64 {
         // A loop, because the closure of `array::from_fn` is not inlined.
         let mut prints = [0; N];
-        for (print, due) in prints.iter_mut().zip(dues) {
+        for (print, due) in prints.iter_mut().zip(&dues) {
             *print = self.prints.key(due.key);
         }
-        let (mut guards, mut places): ([Guard<'_>; N], _) = ([const { None }; N], [0; N]);
-        let shards = &mut self.lock(&prints, &mut guards, &mut places);
-        let id = self.admission_id(&prints, shards, call);
-        if !self.decide_known(dues, &prints, shards, call, id, &mut [0; N], replies) {
-            let parts = &mut dues.map(Part::new);
-            self.decide_new(parts, &prints, shards, call, id, replies);
+        let mut shards = self.lock(&prints, [const { None }; N], [0; N]);
+        let id = self.admission_id(&prints, &mut shards, call);
+        if !self.decide_known(&dues, &prints, &mut shards, call, id, &mut [0; N], &mut replies) {
+            let decided = self.decide_few_new(dues, prints, shards, call, id);
+            replies.into_iter().zip(decided).for_each(|(reply, decided)| *reply = decided);
         }
         id
+    }
+
+    /// The general path for a few dues. Everything is passed and returned by value: a reference would force the buffers
+    /// of the fast path out of registers.
+    #[cold]
+    #[inline(never)]
+    fn decide_few_new<'s, const N: usize>(
+        &self,
+        dues: [Due<'_>; N],
+        prints: [u128; N],
+        mut shards: Locked<'s, [Guard<'s>; N], [usize; N]>,
+        call: Call,
+        id: u64,
+    ) -> [LimitReply; N] {
+        let mut replies = [LimitReply::Pending; N];
+        self.decide_new(&mut dues.map(Part::new), &prints, &mut shards, call, id, &mut replies);
+        replies
     }
 
     /// As [`Inner::decide_few`], for any number of dues.
     #[inline(never)]
     fn decide_many(&self, dues: &[Due<'_>], call: Call, replies: &mut [LimitReply]) -> u64 {
         let prints: Vec<u128> = dues.iter().map(|due| self.prints.key(due.key)).collect();
-        let mut guards: Vec<Guard<'_>> = dues.iter().map(|_| None).collect();
-        let (mut places, mut found) = (vec![0; dues.len()], vec![0; dues.len()]);
-        let shards = &mut self.lock(&prints, &mut guards, &mut places);
+        let guards: Vec<Guard<'_>> = dues.iter().map(|_| None).collect();
+        let (places, mut found) = (vec![0; dues.len()], vec![0; dues.len()]);
+        let shards = &mut self.lock(&prints, guards, places);
         let id = self.admission_id(&prints, shards, call);
-        if !self.decide_known(dues, &prints, shards, call, id, &mut found, replies) {
+        let mut in_place: Vec<&mut LimitReply> = replies.iter_mut().collect();
+        if !self.decide_known(dues, &prints, shards, call, id, &mut found, &mut in_place) {
             let parts = &mut dues.iter().copied().map(Part::new).collect::<Vec<_>>();
             self.decide_new(parts, &prints, shards, call, id, replies);
         }
         id
     }
 
-    #[inline]
-    fn admission_id(&self, prints: &[u128], shards: &mut Locked<'_, '_>, call: Call) -> u64 {
+    #[inline(always)]
+    fn admission_id(&self, prints: &[u128], shards: &mut impl Shards, call: Call) -> u64 {
         if call.charging { self.number(prints[0], shards.of(0)) } else { 0 }
     }
 
@@ -129,11 +153,11 @@ impl Inner {
         &self,
         dues: &[Due<'_>],
         prints: &[u128],
-        shards: &mut Locked<'_, '_>,
+        shards: &mut impl Shards,
         call: Call,
         id: u64,
         found: &mut [usize],
-        replies: &mut [LimitReply],
+        replies: &mut [&mut LimitReply],
     ) -> bool {
         for (index, due) in dues.iter().enumerate() {
             // A quota of `0/s` keeps no state.
@@ -143,7 +167,7 @@ impl Inner {
             let table = &shards.of(index).table;
             let Lookup::Found(place) = table.find(prints[index]) else { return false };
             let Some(stored) = table.state(place).stored(due.quota, due.shift) else { return false };
-            replies[index] = LimitReply::Step { step: due.step(stored, call.now), charged: false };
+            *replies[index] = LimitReply::Step { step: due.step(stored, call.now), charged: false };
             found[index] = place;
         }
         if !call.charging {
@@ -168,7 +192,7 @@ impl Inner {
         &self,
         parts: &mut [Part<'_>],
         prints: &[u128],
-        shards: &mut Locked<'_, '_>,
+        shards: &mut dyn Shards,
         Call { charging, now }: Call,
         id: u64,
         replies: &mut [LimitReply],
@@ -219,7 +243,7 @@ impl Inner {
 
 /// Merges dues whose keys share a cell: the first of them is charged the sum of their costs.
 #[cold]
-fn join_shared(parts: &mut [Part<'_>], shards: &mut Locked<'_, '_>) {
+fn join_shared(parts: &mut [Part<'_>], shards: &mut dyn Shards) {
     for index in 0..parts.len() {
         let Spot::Shared(cell, _) = parts[index].spot else { continue };
         // Read the cell again: a log may have been moved into it since it was looked up.

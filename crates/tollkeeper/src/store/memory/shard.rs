@@ -111,8 +111,11 @@ impl Shard {
                 Packed::fixed_window(due.quota, due.shift, if charged { step.after } else { step.before })
             }
             _ => {
-                return self
-                    .write(spot, Lens::of(due), now, |state| due.apply(state, now, step, charged, id));
+                // Copies: a reference to them would force them out of registers on the other paths, too.
+                let (due, step) = (*due, *step);
+                return self.write(spot, Lens::of(&due), now, move |state| {
+                    due.apply(state, now, &step, charged, id)
+                });
             }
         };
         self.put(spot, packed, now)

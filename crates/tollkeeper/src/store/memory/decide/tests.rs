@@ -231,9 +231,8 @@ fn decide_generally(store: &MemoryStore, toll: &Toll) -> Reply {
         0
     } else {
         let call = Call { charging, now };
-        let mut guards: Vec<Guard<'_>> = dues.iter().map(|_| None).collect();
-        let mut places = vec![0; dues.len()];
-        let shards = &mut inner.lock(&prints, &mut guards, &mut places);
+        let guards: Vec<Guard<'_>> = dues.iter().map(|_| None).collect();
+        let shards = &mut inner.lock(&prints, guards, vec![0; dues.len()]);
         let id = inner.admission_id(&prints, shards, call);
         let parts = &mut dues.iter().copied().map(Part::new).collect::<Vec<_>>();
         inner.decide_new(parts, &prints, shards, call, id, replies);
