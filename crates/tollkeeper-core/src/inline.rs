@@ -48,7 +48,7 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
         let len = self.len + elements.len();
         match self.inline.get_mut(self.len..len) {
             Some(free) => {
-                free.copy_from_slice(elements);
+                copy_short(elements, free);
                 self.len = len;
             }
             None => self.extend_heap(elements),
@@ -99,6 +99,28 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
     }
 }
 
+/// Copies elements between slices of the same length. Up to 32 of them take two moves of a fixed length, which may
+/// overlap: a call of `memcpy` takes longer than copying the value of a fact.
+#[inline(always)]
+fn copy_short<T: Copy>(from: &[T], to: &mut [T]) {
+    #[inline(always)]
+    fn ends<T: Copy, const N: usize>(from: &[T], to: &mut [T]) -> Option<()> {
+        *to.first_chunk_mut::<N>()? = *from.first_chunk()?;
+        *to.last_chunk_mut::<N>()? = *from.last_chunk()?;
+        Some(())
+    }
+    let done = match from.len() {
+        0..4 => None,
+        4..=8 => ends::<T, 4>(from, to),
+        9..=16 => ends::<T, 8>(from, to),
+        17..=32 => ends::<T, 16>(from, to),
+        _ => None,
+    };
+    if done.is_none() {
+        to.copy_from_slice(from);
+    }
+}
+
 impl<T, const N: usize> Deref for Inline<T, N> {
     type Target = [T];
 
@@ -129,6 +151,19 @@ mod tests {
         }
         list.extend_from_slice(&[20, 21]);
         assert_eq!(*list, (0..22).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn slices_of_every_length_are_appended_whole() {
+        let bytes: Vec<u8> = (0..200).collect();
+        for start in [0, 1, 7] {
+            for len in 0..=100 {
+                let mut list = Inline::<u8, 96>::default();
+                list.extend_from_slice(&bytes[..start]);
+                list.extend_from_slice(&bytes[start..start + len]);
+                assert_eq!(*list, bytes[..start + len], "{len} after {start}");
+            }
+        }
     }
 
     #[test]

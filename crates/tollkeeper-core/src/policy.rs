@@ -248,13 +248,17 @@ impl Policy {
     #[inline]
     pub fn keyed<'s>(&self, name: &str, value: &'s Value<'_>, scratch: &'s mut Scratch) -> &'s [u8] {
         match value {
-            Value::Ip(ip @ IpAddr::V6(_)) if name == facts::IP => {
-                facts::format_into(scratch, format_args!("{}", net::mask(*ip, self.ipv6_prefix))).as_bytes()
-            }
+            Value::Ip(ip @ IpAddr::V6(_)) if name == facts::IP => self.ipv6_network(*ip, scratch),
             Value::Hashed(hashed) => hashed.hash.as_bytes(),
             Value::Ip(IpAddr::V4(ip)) => facts::ipv4(*ip, scratch),
             _ => value.text(scratch).as_bytes(),
         }
+    }
+
+    // Not inlined: the mask would be computed for every fact, before its type is known.
+    #[inline(never)]
+    fn ipv6_network<'s>(&self, ip: IpAddr, scratch: &'s mut Scratch) -> &'s [u8] {
+        facts::format_into(scratch, format_args!("{}", net::mask(ip, self.ipv6_prefix))).as_bytes()
     }
 }
 

@@ -370,13 +370,13 @@ impl Rule {
     /// The grant for these facts: that of an override, else of the tier, else the default.
     #[inline]
     pub(crate) fn granted(&self, facts: &Facts<'_>) -> Granted {
-        let mut scratch: Scratch = [0; 48];
         if let Some(grant) = self.overridden(facts) {
             return Granted { grant, unknown_tier: false };
         }
         let Some(fact) = &self.tier else {
             return Granted { grant: self.default, unknown_tier: false };
         };
+        let mut scratch: Scratch = [0; 48];
         match facts.get(fact).and_then(|value| self.tiers.get(value.text(&mut scratch))) {
             Some(grant) => Granted { grant: *grant, unknown_tier: false },
             None => Granted { grant: self.default, unknown_tier: true },
