@@ -39,12 +39,16 @@ mod source {
 
     use super::kernel_nanos;
 
+    /// Times are in units of 2^-10 µs, about a nanosecond: a shift makes them microseconds, where nanoseconds would
+    /// take a division on the path of every decision.
+    const FRACTION_BITS: u32 = 10;
+
     /// The most ticks of the counter between two readings of the kernel's clock by a thread.
     const REACH: u64 = 1 << 21;
-    /// How long the counter is compared with the kernel's clock before its rate is used, in nanoseconds.
-    const CALIBRATION: u64 = 20_000_000;
-    /// A prediction that is off by more than this, in nanoseconds, means that the rate has changed.
-    const SURPRISE: u64 = 50_000;
+    /// How long the counter is compared with the kernel's clock before its rate is used.
+    const CALIBRATION: u64 = 20_000 << FRACTION_BITS;
+    /// A prediction that is off by more than this means that the rate has changed.
+    const SURPRISE: u64 = 50 << FRACTION_BITS;
 
     /// Reading the kernel's clock takes fewer ticks than this. If it took more, the thread was interrupted.
     const UNDISTURBED: u64 = 1 << 14;
@@ -53,17 +57,17 @@ mod source {
     #[derive(Clone, Copy, Debug)]
     struct Moment {
         ticks: u64,
-        nanos: u64,
+        time: u64,
     }
 
     thread_local! {
         /// When this thread last read the kernel's clock.
-        static ASKED: Cell<Moment> = const { Cell::new(Moment { ticks: 0, nanos: 0 }) };
-        /// The latest time that this thread has returned, in nanoseconds.
+        static ASKED: Cell<Moment> = const { Cell::new(Moment { ticks: 0, time: 0 }) };
+        /// The latest time that this thread has returned.
         static LATEST: Cell<u64> = const { Cell::new(0) };
     }
 
-    /// Nanoseconds in 2^32 ticks; 0 until it has been measured.
+    /// The time in 2^32 ticks; 0 until it has been measured.
     static PACE: AtomicU64 = AtomicU64::new(0);
     /// The moment at which the measurement of the pace began.
     static BEGUN: Mutex<Option<Moment>> = Mutex::new(None);
@@ -73,17 +77,17 @@ mod source {
         let asked = ASKED.get();
         let pace = PACE.load(Relaxed);
         let ticks = counter().wrapping_sub(asked.ticks);
-        let nanos =
-            if ticks < REACH && pace > 0 { asked.nanos + nanos_in(ticks, pace) } else { ask(asked, pace) };
+        let time =
+            if ticks < REACH && pace > 0 { asked.time + time_in(ticks, pace) } else { ask(asked, pace) };
         // Counters of two cores may differ a little: a thread that moved to another core must not see time go back.
-        let latest = nanos.max(LATEST.get());
+        let latest = time.max(LATEST.get());
         LATEST.set(latest);
-        latest / 1_000
+        latest >> FRACTION_BITS
     }
 
-    /// The product fits into 64 bits: at most `2 * REACH` ticks, times a pace below 2^34 ns (a counter of 250 MHz).
+    /// The product fits into 64 bits: at most `2 * REACH` ticks, times a pace below 2^35 (a counter of 125 MHz).
     #[inline]
-    fn nanos_in(ticks: u64, pace: u64) -> u64 {
+    fn time_in(ticks: u64, pace: u64) -> u64 {
         (ticks * pace) >> 32
     }
 
@@ -92,13 +96,13 @@ mod source {
     fn ask(asked: Moment, pace: u64) -> u64 {
         let now = moment();
         let ticks = now.ticks.wrapping_sub(asked.ticks);
-        let predicted = asked.nanos + nanos_in(ticks.min(2 * REACH), pace);
-        let surprised = ticks < 2 * REACH && predicted.abs_diff(now.nanos) > SURPRISE;
+        let predicted = asked.time + time_in(ticks.min(2 * REACH), pace);
+        let surprised = ticks < 2 * REACH && predicted.abs_diff(now.time) > SURPRISE;
         if pace == 0 || surprised {
             calibrate(now, pace);
         }
         ASKED.set(now);
-        now.nanos
+        now.time
     }
 
     /// Reads both clocks, up to three times if the thread is interrupted in between. The counter is read last, so that
@@ -107,13 +111,18 @@ mod source {
         let mut tries = 0;
         loop {
             let before = counter();
-            let nanos = kernel_nanos();
+            let time = fine(kernel_nanos());
             let ticks = counter();
             tries += 1;
             if ticks.wrapping_sub(before) < UNDISTURBED || tries == 3 {
-                return Moment { ticks, nanos };
+                return Moment { ticks, time };
             }
         }
+    }
+
+    /// Nanoseconds in the unit of this module, rounded down. In two parts, because 2^64 / 1024 ns are only 208 days.
+    fn fine(nanos: u64) -> u64 {
+        ((nanos / 1_000) << FRACTION_BITS) + ((nanos % 1_000) << FRACTION_BITS) / 1_000
     }
 
     /// Measures the pace of the counter, or starts over if it has changed.
@@ -124,12 +133,12 @@ mod source {
             *begun = None;
         }
         let start = *begun.get_or_insert(now);
-        let (ticks, nanos) = (now.ticks.wrapping_sub(start.ticks), now.nanos.saturating_sub(start.nanos));
-        if nanos < CALIBRATION {
+        let (ticks, time) = (now.ticks.wrapping_sub(start.ticks), now.time.saturating_sub(start.time));
+        if time < CALIBRATION {
             return;
         }
-        let pace = (u128::from(nanos) << 32) / u128::from(ticks.max(1));
-        // Between 250 MHz and 16 GHz. A counter with any other rate is not reliable, so the kernel's clock is used.
+        let pace = (u128::from(time) << 32) / u128::from(ticks.max(1));
+        // Between about 250 MHz and 16 GHz. A counter with any other rate is not reliable, so the kernel's clock is used.
         match u64::try_from(pace) {
             Ok(pace) if (1 << 28..1 << 34).contains(&pace) => PACE.store(pace, Relaxed),
             _ => *begun = Some(now),
