@@ -71,10 +71,12 @@ impl Handle {
 
     #[inline]
     fn decide(&self, verb: Verb, value: &str, cost: u64) -> Result<KeyDecision, HandleError> {
+        // First, as in `Limiter::decide_toll`.
+        let now = self.limiter.inner.clock.now();
         check_input(value, cost)?;
         self.limiter.inner.policy.read(|policy, epoch| {
             let limit = self.limit.find(policy, epoch)?;
-            let [decision] = decide(&self.limiter, policy, verb, cost, [(limit, value)]);
+            let [decision] = decide(&self.limiter, policy, verb, cost, now, [(limit, value)]);
             Ok(decision)
         })
     }
@@ -136,6 +138,8 @@ impl<const N: usize> Layers<N> {
 
     #[inline]
     fn decide(&self, verb: Verb, values: [&str; N], cost: u64) -> Result<KeyDecisions<N>, HandleError> {
+        // First, as in `Limiter::decide_toll`.
+        let now = self.limiter.inner.clock.now();
         for value in values {
             check_input(value, cost)?;
         }
@@ -144,7 +148,7 @@ impl<const N: usize> Layers<N> {
             for ((index, _), limit) in asked.iter_mut().zip(&self.limits) {
                 *index = limit.find(policy, epoch)?;
             }
-            let limits = decide(&self.limiter, policy, verb, cost, asked);
+            let limits = decide(&self.limiter, policy, verb, cost, now, asked);
             Ok(KeyDecisions { allowed: limits.iter().all(|limit| limit.allowed), limits })
         })
     }
@@ -157,6 +161,7 @@ fn decide<const N: usize>(
     policy: &Arc<Policy>,
     verb: Verb,
     cost: u64,
+    now: Time,
     asked: [(usize, &str); N],
 ) -> [KeyDecision; N] {
     match &limiter.inner.backend {
@@ -166,7 +171,7 @@ fn decide<const N: usize>(
                 Due::of_value(&policy.rules()[limit], value, cost)
             });
             let mut replies = [LimitReply::Pending; N];
-            let now = store.decide_few(dues, verb.charges(), &mut replies);
+            store.decide_few(dues, verb.charges(), now, &mut replies);
             array::from_fn(|index| KeyDecision::of(&dues[index], &replies[index], now))
         }
         _ => {

@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 use tollkeeper_core::toll::TollRequest;
 use tollkeeper_core::{
     Change, Charge, Costs, DecidedToll, Decision, Facts, InvalidPolicy, InvalidRequest, Key, Limit,
-    OnStoreFailure, Policy, Reply, Retry, Slot, Span, Toll, Verb, Verdict,
+    OnStoreFailure, Policy, Reply, Retry, Slot, Span, Time, Toll, Verb, Verdict,
 };
 
 use crate::clock::Clock;
@@ -361,9 +361,11 @@ impl Limiter {
         T: Send + 'a,
         R: FnOnce(Decision) -> T + Send + 'a,
     {
+        // First, because reading the clock takes long and what follows does not depend on it (ADR 1).
+        let now = self.is_embedded().then(|| self.inner.clock.now());
         let mut decision = Decision::undecided(policy, verb);
         build(decision.toll_mut())?;
-        Ok(match self.ask_store(&mut decision) {
+        Ok(match self.ask_store(&mut decision, now) {
             None => StoreFuture::Ready(read(self.recorded(decision))),
             Some(reply) => StoreFuture::Later(Box::pin(async move {
                 let reply = reply.await;
@@ -373,13 +375,18 @@ impl Limiter {
         })
     }
 
-    /// Has the store decide a toll, in place; the reply to wait for if the store is remote. Nothing else in the
-    /// library asks a store to decide.
+    /// Has the store decide a toll, in place; the reply to wait for if the store is remote. The memory store decides at
+    /// the time `now`, if the clock has been read already. Nothing else in the library asks a store to decide.
     #[inline(always)]
-    fn ask_store<'a>(&'a self, decided: &mut DecidedToll<'_>) -> Option<StoreFuture<'a, Reply>> {
+    fn ask_store<'a>(
+        &'a self,
+        decided: &mut DecidedToll<'_>,
+        now: Option<Time>,
+    ) -> Option<StoreFuture<'a, Reply>> {
         match &self.inner.backend {
             Backend::Memory(store) => {
-                decided.decide(|toll, reply| store.decide_into(toll, reply));
+                let now = now.unwrap_or_else(|| self.inner.clock.now());
+                decided.decide(|toll, reply| store.decide_into(toll, now, reply));
                 None
             }
             Backend::Remote(store) => Some(store.decide(decided.toll())),
@@ -482,7 +489,7 @@ impl Limiter {
                 let mut decision = Decision::undecided(policy, Verb::Check);
                 decision.toll_mut().add(facts, cost).map(|()| decision)
             })?;
-            if let Some(reply) = self.ask_store(&mut decision) {
+            if let Some(reply) = self.ask_store(&mut decision, None) {
                 let reply = reply.await;
                 decision.decide(|_, empty| *empty = reply);
             }

@@ -17,15 +17,16 @@ impl MemoryStore {
     /// Decides a toll: all or nothing, in one step.
     pub fn decide(&self, toll: &Toll<'_>) -> Reply {
         let mut reply = Reply::default();
-        self.decide_into(toll, &mut reply);
+        self.decide_into(toll, self.inner.clock.now(), &mut reply);
         reply
     }
 
-    /// As [`MemoryStore::decide`], but writes the reply in place.
+    /// As [`MemoryStore::decide`], but at a time that the caller has read from this store's clock, and writes the reply
+    /// in place.
     #[inline(always)]
-    pub(crate) fn decide_into(&self, toll: &Toll<'_>, reply: &mut Reply) {
+    pub(crate) fn decide_into(&self, toll: &Toll<'_>, now: Time, reply: &mut Reply) {
         let inner = &*self.inner;
-        let call = Call { charging: toll.verb().charges(), now: inner.clock.now() };
+        let call = Call { charging: toll.verb().charges(), now };
         let id = match reply.resize(toll.len()) {
             [] => 0,
             // Few dues, as in most requests, need no heap.
@@ -39,17 +40,16 @@ impl MemoryStore {
         reply.set(call.now, id);
     }
 
-    /// Decides a few dues, all or nothing, and writes the replies in place; returns the time.
+    /// As [`MemoryStore::decide_into`], for a few dues without a toll around them.
     #[inline(always)]
     pub(crate) fn decide_few<const N: usize>(
         &self,
         dues: [Due<'_>; N],
         charging: bool,
+        now: Time,
         replies: &mut [LimitReply; N],
-    ) -> Time {
-        let call = Call { charging, now: self.inner.clock.now() };
-        self.inner.decide_few(dues, call, replies.each_mut());
-        call.now
+    ) {
+        self.inner.decide_few(dues, Call { charging, now }, replies.each_mut());
     }
 
     /// Decides dues, all or nothing. Returns the time, the id of the admission, and the reply for each due.
