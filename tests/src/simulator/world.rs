@@ -83,8 +83,8 @@ enum Event {
     Arrive(Box<Call>, Leg, u64),
     /// A reply arrives at a node.
     Reply(usize, Arc<Pending>, RemoteResult<Answer>),
-    /// A client goes away.
-    Leave(u64),
+    /// The client of a node goes away, and with it this task.
+    Leave(usize, u64),
     /// A node resumes.
     Resume(usize),
 }
@@ -167,20 +167,36 @@ impl<'s> World<'s> {
             if self.book.borrow().checker.violation().is_some() {
                 return;
             }
-            let wake = self.nodes.iter().filter_map(Node::next_wake).min();
+            let wake = self.nodes.iter_mut().filter_map(Node::next_wake).min();
             match (self.heap.next_time(), wake) {
                 (None, None) => return,
                 (Some(event), wake) if wake.is_none_or(|wake| event <= wake) => {
                     let (at, event) = self.heap.pop().expect("there is one");
+                    self.stop_clock(&event);
                     self.now = at.max(self.now);
                     self.happen(event);
                 }
                 (_, Some(wake)) => self.now = wake.max(self.now),
                 (Some(_), None) => unreachable!("without a wake the event is next"),
             }
-            for node in self.nodes.iter().filter(|node| !node.is_paused(self.now)) {
-                node.tick(self.now);
+            // The clocks of other nodes are set when a task reads them.
+            for node in &mut self.nodes {
+                if node.next_wake().is_some_and(|wake| wake <= self.now) {
+                    node.tick(self.now);
+                }
             }
+        }
+    }
+
+    /// A task that is dropped, or a node that pauses, has seen the time of the last event, not of this one.
+    fn stop_clock(&mut self, event: &Event) {
+        let node = match event {
+            Event::Leave(node, _) => *node,
+            Event::Act(index) if let What::Pause(node, _) = self.scenario.actions[*index].what => node,
+            _ => return,
+        };
+        if !self.nodes[node].is_paused(self.now) {
+            self.nodes[node].tick(self.now);
         }
     }
 
@@ -190,6 +206,7 @@ impl<'s> World<'s> {
                 self.nodes[node].set_aside.push(task);
                 continue;
             }
+            self.nodes[node].tick(self.now);
             self.wire.enter(task);
             self.executor.poll(task);
             for call in self.wire.take() {
@@ -219,7 +236,7 @@ impl<'s> World<'s> {
                 }
                 pending.answer(answer);
             }
-            Event::Leave(task) => {
+            Event::Leave(_, task) => {
                 if self.executor.abort(task) {
                     self.count(Kind::Abandoned);
                 }
@@ -334,7 +351,7 @@ impl<'s> World<'s> {
         self.count(Kind::Checks);
         self.executor.spawn(task, request.node, Box::pin(visit.play()) as Task);
         if let Some(after) = request.gone {
-            self.heap.add(self.now + after, Event::Leave(task));
+            self.heap.add(self.now + after, Event::Leave(request.node, task));
         }
     }
 
