@@ -42,6 +42,9 @@ struct Terms {
 pub struct Entry {
     /// The time on the clock of the key, in microseconds.
     pub at: i128,
+    /// The same in ticks, and the number of its window: divisions of 128 bits are slow.
+    ticks: i128,
+    window: i128,
     /// The charge in [`Oracle::unit`]s, minus refunds.
     pub weight: i128,
     /// How much of it is still in the log: a refund removes the oldest units, not its own.
@@ -269,9 +272,10 @@ impl Oracle {
     /// The largest excess over the rate of any interval of ticks up to now, times the period.
     fn level(&self, now: i128) -> i128 {
         let (mut sum, mut most) = (0, 0);
+        let ticks = self.ticks(now);
         for entry in self.entries.iter().rev() {
             sum += entry.weight;
-            most = most.max(sum - self.quota.count * (self.ticks(now) - self.ticks(entry.at)));
+            most = most.max(sum - self.quota.count * (ticks - entry.ticks));
         }
         most
     }
@@ -282,7 +286,7 @@ impl Oracle {
     }
 
     fn sum_of_window(&self, window: i128) -> i128 {
-        let inside = self.entries.iter().filter(|entry| self.window(entry.at) == window);
+        let inside = self.entries.iter().filter(|entry| entry.window == window);
         inside.map(|entry| entry.weight).sum()
     }
 
@@ -292,7 +296,9 @@ impl Oracle {
     }
 
     fn push(&mut self, at: i128, weight: i128, settled: bool, departs: i128) {
-        self.entries.push(Entry { at, weight, logged: weight, settled, departs, quota: self.quota });
+        let (ticks, window) = (self.ticks(at), self.window(at));
+        let quota = self.quota;
+        self.entries.push(Entry { at, ticks, window, weight, logged: weight, settled, departs, quota });
     }
 
     fn window(&self, at: i128) -> i128 {

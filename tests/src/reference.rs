@@ -22,23 +22,25 @@ impl Reference {
     pub fn decide(&mut self, toll: &Toll, now: Time, id: u64) -> Reply {
         let charging = toll.verb().charges();
         let dues: Vec<Due<'_>> = toll.dues().collect();
-        let steps: Vec<Step> = dues.iter().map(|due| due.step(self.stored(due), now)).collect();
+        let keys: Vec<Vec<u8>> = dues.iter().map(|due| due.key.to_bytes()).collect();
+        let step = |(due, key): (&Due<'_>, &Vec<u8>)| due.step(self.stored(key), now);
+        let steps: Vec<Step> = dues.iter().zip(&keys).map(step).collect();
         let admitted = dues.iter().zip(&steps).all(|(due, step)| step.allowed || !due.enforced());
         let mut ruling = Reply::new(now, if charging { id } else { 0 });
-        for (due, step) in dues.iter().zip(steps) {
+        for ((due, key), step) in dues.iter().zip(keys).zip(steps) {
             let charged = charging && admitted && step.allowed && due.cost > 0;
             ruling.push(match step.effect {
                 Effect::SlidingLog(_) => {
-                    let outcome = due.outcome(self.stored(due), now, &step, charged);
+                    let outcome = due.outcome(self.stored(&key), now, &step, charged);
                     LimitReply::Outcome { outcome, mark: step.effect.mark() }
                 }
                 _ => LimitReply::Step { step, charged },
             });
             if charged || charging && step.effect.moved() {
-                let state = self.states.remove(&due.key.to_bytes()).map(|(state, _)| state);
+                let state = self.states.remove(&key).map(|(state, _)| state);
                 let state = due.apply(state, now, &step, charged, id).expect("a quota above zero");
                 let fresh = state.fresh_at(due.quota, due.shift);
-                self.states.insert(due.key.to_bytes(), (state, fresh));
+                self.states.insert(key, (state, fresh));
             }
         }
         ruling
@@ -136,8 +138,8 @@ impl Reference {
         })
     }
 
-    fn stored(&self, due: &Due<'_>) -> StoredState<'_> {
-        self.states.get(&due.key.to_bytes()).map_or(StoredState::Nothing, |(state, _)| state.stored())
+    fn stored(&self, key: &[u8]) -> StoredState<'_> {
+        self.states.get(key).map_or(StoredState::Nothing, |(state, _)| state.stored())
     }
 }
 

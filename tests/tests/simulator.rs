@@ -19,6 +19,10 @@ use tollkeeper_tests::simulator::{
     Kept, Profile, Scenario, Stack, Tally, Violation, World, exact, leased, replay_command, smallest,
 };
 
+/// A simulation allocates about as much as it computes.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// What a test plays: which scenarios, on which stores.
 #[derive(Clone, Copy)]
 struct Play {

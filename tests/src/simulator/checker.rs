@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tollkeeper::store::{Change, KeyCorrection, LeaseRequest, LimitReply, Toll};
 use tollkeeper::{
-    Algorithm, Approximation, Charge, CheckedQuota, Consistency, Correction, DecidedToll, Decision,
-    LimitDecision, OnStoreFailure, Policy,
+    Algorithm, Approximation, Charge, CheckedQuota, Consistency, Correction, DecidedToll, LimitDecision,
+    OnStoreFailure, Policy,
 };
 use tollkeeper_core::algorithm::Past;
 use tollkeeper_core::charge::{Item, ItemKey};
@@ -56,16 +56,23 @@ pub struct Checker {
     local: BTreeMap<(usize, u64, Vec<u8>), History>,
     /// The keys and costs that each admission charged, for every time that it was delivered.
     charges: BTreeMap<u64, Vec<Vec<Charged>>>,
-    /// The keys whose last answer on a node was made without the store.
-    degraded: BTreeSet<(usize, Vec<u8>)>,
-    /// When a node used units of a key, on its own clock: admitted, or refused by that key.
-    used: BTreeMap<(usize, Vec<u8>), Vec<Use>>,
+    /// What each node knows of its keys.
+    known: Vec<BTreeMap<Vec<u8>, Known>>,
     /// Refusals that a node derived from what it knew, to be compared with the store.
     pub bounded: Vec<Bounded>,
     /// The first violation.
     violation: Option<String>,
     /// What happened.
     pub tally: Tally,
+}
+
+/// What a node knows of a key.
+#[derive(Debug, Default)]
+struct Known {
+    /// Whether its last answer was made without the store.
+    degraded: bool,
+    /// When it used units of the key, on its own clock: admitted, or refused by that key.
+    used: Vec<Use>,
 }
 
 /// A key, and what it was charged.
@@ -114,8 +121,7 @@ impl Checker {
             copy: BTreeMap::new(),
             local: BTreeMap::new(),
             charges: BTreeMap::new(),
-            degraded: BTreeSet::new(),
-            used: BTreeMap::new(),
+            known: (0..scenario.nodes).map(|_| BTreeMap::new()).collect(),
             bounded: Vec::new(),
             violation: None,
             tally: Tally::default(),
@@ -134,33 +140,31 @@ impl Checker {
         }
     }
 
-    /// The store decided a toll.
-    pub fn store_decided(&mut self, decision: &Decision, id: u64, now: StoreTime) {
+    /// The store decided a toll. Returns whether it charged something.
+    pub fn store_decided(&mut self, decided: &DecidedToll<'_>, id: u64, now: StoreTime) -> bool {
         if self.is_steady {
-            self.compare(decision, now);
+            self.compare(decided, now);
         }
-        let (charge, slot) = (decision.charge(), decision.slot());
+        let (charge, slot) = (decided.charge(), decided.slot());
         let charged = charge.iter().flat_map(Charge::items);
         let mut keys = Vec::new();
         for item in charged.chain(slot.iter().flat_map(|slot| slot.items())) {
-            let key = key_of(item);
             let is_steady = self.is_steady;
-            let history = self
-                .keys
-                .entry(key.clone())
-                .or_insert_with(|| History::new(item.quota, item.shift, is_steady));
-            history.admit(id, item.quota, item.cost, now);
-            keys.push((key, item.cost));
+            let new = || History::new(item.quota, item.shift, is_steady);
+            history_of(&mut self.keys, key_of(item), new).admit(id, item.quota, item.cost, now);
+            keys.push((key_of(item).to_vec(), item.cost));
         }
-        if !keys.is_empty() {
+        let has_charged = !keys.is_empty();
+        if has_charged {
             self.charges.entry(id).or_default().push(keys);
         }
         // A refusal moves a state that is ahead of the clock by its own quota, which may be another than that of admissions.
-        for limit in decision.limits().filter(is_moved) {
+        for limit in decided.limits().filter(is_moved) {
             if let Some(history) = self.keys.get_mut(&limit.key().to_bytes()) {
                 history.in_force(limit.due().quota);
             }
         }
+        has_charged
     }
 
     /// The store granted permits.
@@ -183,8 +187,8 @@ impl Checker {
     }
 
     /// Compares the verdict of every limit with its definition.
-    fn compare(&mut self, decision: &Decision, now: StoreTime) {
-        for limit in decision.limits() {
+    fn compare(&mut self, decided: &DecidedToll<'_>, now: StoreTime) {
+        for limit in decided.limits() {
             let due = limit.due();
             let expected = match self.keys.get(&due.key.to_bytes()) {
                 // A request takes one slot, whatever its cost.
@@ -226,8 +230,8 @@ impl Checker {
         for (item, fix) in charge.items().iter().zip(corrections) {
             let is_steady = self.is_steady;
             let new = || History::new(item.quota, item.shift, is_steady);
-            let history = self.keys.entry(key_of(item)).or_insert_with(new);
-            if self.exact_corrections.contains(&key_of(item)) {
+            let history = history_of(&mut self.keys, key_of(item), new);
+            if self.exact_corrections.contains(key_of(item)) {
                 history.least_age = 0;
             }
             match fix.change {
@@ -241,7 +245,7 @@ impl Checker {
     /// The store released or renewed a slot.
     pub fn store_handled(&mut self, slot: &tollkeeper::Slot, renew: bool, now: StoreTime) {
         for item in slot.items() {
-            if let Some(history) = self.keys.get_mut(&key_of(item)) {
+            if let Some(history) = self.keys.get_mut(key_of(item)) {
                 history.handle(slot.id(), renew.then(|| item.quota.period().as_micros()), now.passed);
             }
         }
@@ -308,7 +312,7 @@ impl Checker {
         if by.took > by.deadline && !by.disturbed {
             self.violate(|| format!("an answer took {} us of {} us", by.took, by.deadline));
         }
-        if decided.charge().is_some() && decided.degraded().is_some() {
+        if decided.degraded().is_some() && decided.charge().is_some() {
             self.violate(|| "a decision without the store has a charge".to_owned());
         }
         let refuses = |limit: &LimitDecision<'_>| {
@@ -340,21 +344,28 @@ impl Checker {
         let permits: Vec<LimitDecision<'_>> = decided.limits().filter(spends_permits).collect();
         let (charge, slot) = (decided.charge(), decided.slot());
         let items = charge.iter().flat_map(Charge::items).chain(slot.iter().flat_map(|slot| slot.items()));
-        let mut items: Vec<Charged> = items.map(|item| (key_of(item), item.cost)).collect();
+        let mut items: Vec<(&[u8], u64)> = items.map(|item| (key_of(item), item.cost)).collect();
         items.retain(|(key, _)| permits.iter().all(|limit| limit.key().to_bytes() != *key));
         if items.is_empty() {
             return;
         }
         let id = charge.as_ref().map(Charge::id).or(slot.as_ref().map(tollkeeper::Slot::id));
         let Some(id) = id else { return };
-        let charged = self.charges.get(&id).cloned().unwrap_or_default();
-        if !by.charged.contains(&id) || !charged.contains(&items) {
-            self.violate(|| format!("admitted {id} with {items:?}, but the store charged {charged:?}"));
+        let charged = self.charges.get(&id).map_or(&[][..], |charged| charged);
+        let is_charged = |charged: &Vec<Charged>| {
+            charged.iter().map(|(key, cost)| (&key[..], *cost)).eq(items.iter().copied())
+        };
+        if !by.charged.contains(&id) || !charged.iter().any(is_charged) {
+            let message = format!("admitted {id} with {items:?}, but the store charged {charged:?}");
+            self.violate(|| message);
         }
     }
 
     /// An admission that spends permits is judged at the instant it took them.
     fn spent(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>) {
+        if !decided.limits().any(|limit| spends_permits(&limit)) {
+            return;
+        }
         let id = decided.charge().map_or(0, |charge| charge.id());
         for limit in decided.limits().filter(spends_permits) {
             let due = limit.due();
@@ -368,29 +379,24 @@ impl Checker {
     /// Remembers what a node knows of its keys, and the refusals that it derived from that.
     fn judge_knowledge(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>, charging: bool) {
         for (index, limit) in decided.limits().enumerate() {
-            let (due, key) = (limit.due(), (by.node, limit.key().to_bytes()));
+            let due = limit.due();
+            let known = self.known[by.node].entry(limit.key().to_bytes()).or_default();
             if charging && (decided.allowed() || !limit.allowed()) {
-                self.used.entry(key.clone()).or_default().push((by.local, due.cost));
+                known.used.push((by.local, due.cost));
             }
             match limit.approximation() {
                 Some(Approximation::DenialBound) if !limit.allowed() && due.enforced() => {
-                    if self.degraded.contains(&key) {
+                    if known.degraded {
                         self.violate(|| format!("a bound outlives an answer without the store: {due:?}"));
                     }
                     self.bounded.push(Bounded { node: by.node, toll: decided.toll().part(&[index]) });
                 }
                 // The store is asked for every peek.
-                Some(_) if !charging => {
-                    self.degraded.remove(&key);
-                }
+                Some(_) if !charging => known.degraded = false,
                 Some(Approximation::Permits) if !limit.allowed() => self.tally.count(Kind::Scarce),
                 Some(_) => {}
-                None if limit.degraded().is_some() => {
-                    self.degraded.insert(key);
-                }
-                None if limit.asked() => {
-                    self.degraded.remove(&key);
-                }
+                None if limit.degraded().is_some() => known.degraded = true,
+                None if limit.asked() => known.degraded = false,
                 None => {}
             }
         }
@@ -398,7 +404,9 @@ impl Checker {
 
     /// A node received permits, and with them the state of their key.
     pub fn node_granted(&mut self, node: usize, key: &[u8]) {
-        self.degraded.remove(&(node, key.to_vec()));
+        if let Some(known) = self.known[node].get_mut(key) {
+            known.degraded = false;
+        }
     }
 
     /// A node is about to correct a charge under these limits. If it does not lease a limit that others lease, it does
@@ -407,21 +415,20 @@ impl Checker {
         for item in charge.items() {
             let rule = policy.find(item.key().limit());
             if rule.is_none_or(|(_, rule)| rule.consistency() == Consistency::Exact) {
-                self.exact_corrections.insert(key_of(item));
+                self.exact_corrections.insert(key_of(item).to_vec());
             }
         }
     }
 
     /// A node has started anew.
     pub fn node_started(&mut self, node: usize) {
-        self.degraded.retain(|(of, _)| *of != node);
-        self.used.retain(|(of, _), _| *of != node);
+        self.known[node].clear();
     }
 
     /// How many units of a key a node used since this time on its clock.
     pub fn demand(&self, node: usize, key: &[u8], since: u64) -> u64 {
-        let used = self.used.get(&(node, key.to_vec())).into_iter().flatten();
-        used.filter(|(at, _)| *at >= since).map(|(_, units)| units).sum()
+        let used = self.known[node].get(key).map_or(&[][..], |known| &known.used);
+        used.iter().filter(|(at, _)| *at >= since).map(|(_, units)| units).sum()
     }
 
     fn admitted_locally(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>) {
@@ -447,7 +454,7 @@ impl Checker {
         local: u64,
     ) {
         for item in slot.items() {
-            if let Some(history) = self.local.get_mut(&(node, incarnation, key_of(item))) {
+            if let Some(history) = self.local.get_mut(&(node, incarnation, key_of(item).to_vec())) {
                 history.handle(slot.id(), renew.then(|| item.quota.period().as_micros()), local);
             }
         }
@@ -697,9 +704,21 @@ impl History {
     }
 }
 
-fn key_of(item: &Item) -> Vec<u8> {
+/// The history of a key, or a new one.
+fn history_of<'h>(
+    keys: &'h mut BTreeMap<Vec<u8>, History>,
+    key: &[u8],
+    new: impl FnOnce() -> History,
+) -> &'h mut History {
+    if !keys.contains_key(key) {
+        keys.insert(key.to_vec(), new());
+    }
+    keys.get_mut(key).expect("inserted above")
+}
+
+fn key_of(item: &Item) -> &[u8] {
     match &item.key {
-        ItemKey::Whole(bytes) => bytes.to_vec(),
+        ItemKey::Whole(bytes) => bytes,
         ItemKey::Short(..) => panic!("only sealed receipts have short keys"),
     }
 }

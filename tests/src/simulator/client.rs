@@ -1,7 +1,7 @@
 //! The client of the simulated store: a [`Remote`] whose calls wait in an outbox until the network takes them.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
@@ -67,20 +67,24 @@ pub enum Answer {
 
 /// A call that waits for its answer.
 #[derive(Debug, Default)]
-pub struct Pending(Mutex<(Option<RemoteResult<Answer>>, Option<Waker>)>);
+pub struct Pending {
+    is_answered: AtomicBool,
+    /// The answer until the caller reads it, and the caller's waker until then.
+    waiting: Mutex<(Option<RemoteResult<Answer>>, Option<Waker>)>,
+}
 
 impl Pending {
     /// Whether its answer was delivered.
     pub fn is_answered(&self) -> bool {
-        lock(&self.0).0.is_some()
+        self.is_answered.load(Relaxed)
     }
 
     /// Delivers the answer. A second one is ignored, as a connection ignores what belongs to no call.
     pub fn answer(&self, answer: RemoteResult<Answer>) {
-        let mut pending = lock(&self.0);
-        if pending.0.is_none() {
-            pending.0 = Some(answer);
-            if let Some(waker) = pending.1.take() {
+        if !self.is_answered.swap(true, Relaxed) {
+            let mut waiting = lock(&self.waiting);
+            waiting.0 = Some(answer);
+            if let Some(waker) = waiting.1.take() {
                 waker.wake();
             }
         }
@@ -115,8 +119,8 @@ impl Client {
         let task = self.wire.task.load(Relaxed);
         lock(&self.wire.outbox).push(Call { node: self.node, task, op, pending: Arc::clone(&pending) });
         StoreFuture::Later(Box::pin(poll_fn(move |context| {
-            let mut waiting = lock(&pending.0);
-            let Some(answer) = waiting.0.clone() else {
+            let mut waiting = lock(&pending.waiting);
+            let Some(answer) = waiting.0.take() else {
                 waiting.1 = Some(context.waker().clone());
                 return Poll::Pending;
             };

@@ -65,8 +65,7 @@ impl Executor {
     /// Polls a task.
     pub fn poll(&mut self, task: u64) {
         let Some((_, future, waker)) = self.tasks.get_mut(&task) else { return };
-        let waker = waker.clone();
-        if future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+        if future.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
             self.tasks.remove(&task);
         }
     }

@@ -70,6 +70,9 @@ pub struct Node {
     /// How often its time went on without it: pauses, and steps of its clock.
     pub disturbances: u64,
     rate: Rate,
+    /// When the next sleeping task wakes, unless tasks ran or the clock was set since.
+    wake: Option<u64>,
+    has_run: bool,
 }
 
 /// Maps the time of the simulation to the time of a node.
@@ -115,28 +118,35 @@ impl Node {
             set_aside: Vec::new(),
             disturbances: 0,
             rate: Rate { since: now, showed: shows, parts_per_million },
+            wake: None,
+            has_run: false,
         }
     }
 
-    /// Sets the clock to what it shows at this time of the simulation.
-    pub fn tick(&self, now: u64) {
+    /// Sets the clock to what it shows at this time of the simulation, before a task reads it, and wakes the tasks whose
+    /// time has come.
+    pub fn tick(&mut self, now: u64) {
         let shows = Time::from_micros(self.rate.shows(now));
         if shows > self.clock.now() {
             self.clock.set(shows);
         }
+        self.has_run = true;
     }
 
     /// Sets the clock forward.
     pub fn jump(&mut self, now: u64, by: u64) {
         let showed = self.rate.shows(now) + by;
         self.rate = Rate { since: now, showed, ..self.rate };
+        self.has_run = true;
         self.disturbances += 1;
     }
 
     /// When the next task that sleeps on its clock wakes.
-    pub fn next_wake(&self) -> Option<u64> {
-        let wake = self.rate.when(self.clock.next_wake()?.as_micros());
-        Some(wake.max(self.paused_until))
+    pub fn next_wake(&mut self) -> Option<u64> {
+        if std::mem::take(&mut self.has_run) {
+            self.wake = self.clock.next_wake().map(|local| self.rate.when(local.as_micros()));
+        }
+        Some(self.wake?.max(self.paused_until))
     }
 
     /// Whether it is paused.

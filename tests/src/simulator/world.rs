@@ -1,13 +1,13 @@
 //! Plays a scenario: takes the next event, sets the clocks, and polls the tasks that it woke.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use tollkeeper::store::{Failure, FailureKind, Key, RemoteResult};
-use tollkeeper::{Clock, Correction, Costs, Decision, Facts, Limiter, Slot, Span, Time, facts};
+use tollkeeper::{Clock, Correction, Costs, DecidedToll, Decision, Facts, Limiter, Slot, Span, Time, facts};
 
 use super::checker::{Answered, Bounded, Checker, StoreTime};
 use super::client::{Answer, Call, Client, Op, Pending, Wire};
@@ -67,12 +67,20 @@ struct Book {
     store_time: StoreTime,
     /// The disturbances of each node.
     disturbances: Vec<u64>,
-    /// How many calls each task made, and how many tolls among them.
-    calls: BTreeMap<u64, (u64, u64)>,
-    /// The IDs under which the store charged each task.
-    charged: BTreeMap<u64, Vec<u64>>,
-    /// The tasks of which a call was delivered twice.
-    delivered_twice: BTreeSet<u64>,
+    /// The calls of each task.
+    calls: BTreeMap<u64, Calls>,
+}
+
+/// The calls of one task.
+#[derive(Debug, Default)]
+struct Calls {
+    /// How many it made, and how many tolls among them.
+    made: u64,
+    tolls: u64,
+    /// The IDs under which the store charged it.
+    charged: Vec<u64>,
+    /// Whether the network delivered one of them twice.
+    delivered_twice: bool,
 }
 
 #[derive(Debug)]
@@ -83,8 +91,8 @@ enum Event {
     Arrive(Box<Call>, Leg, u64),
     /// A reply arrives at a node.
     Reply(usize, Arc<Pending>, RemoteResult<Answer>),
-    /// A client goes away.
-    Leave(u64),
+    /// The client of a node goes away, and with it this task.
+    Leave(usize, u64),
     /// A node resumes.
     Resume(usize),
 }
@@ -129,8 +137,6 @@ impl<'s> World<'s> {
                 store_time: StoreTime { shown: START, passed: START, steps_back: 0 },
                 disturbances: vec![0; scenario.nodes],
                 calls: BTreeMap::new(),
-                charged: BTreeMap::new(),
-                delivered_twice: BTreeSet::new(),
             })),
             sent: vec![(0, 0); scenario.nodes],
             flying: Vec::new(),
@@ -167,20 +173,36 @@ impl<'s> World<'s> {
             if self.book.borrow().checker.violation().is_some() {
                 return;
             }
-            let wake = self.nodes.iter().filter_map(Node::next_wake).min();
+            let wake = self.nodes.iter_mut().filter_map(Node::next_wake).min();
             match (self.heap.next_time(), wake) {
                 (None, None) => return,
                 (Some(event), wake) if wake.is_none_or(|wake| event <= wake) => {
                     let (at, event) = self.heap.pop().expect("there is one");
+                    self.stop_clock(&event);
                     self.now = at.max(self.now);
                     self.happen(event);
                 }
                 (_, Some(wake)) => self.now = wake.max(self.now),
                 (Some(_), None) => unreachable!("without a wake the event is next"),
             }
-            for node in self.nodes.iter().filter(|node| !node.is_paused(self.now)) {
-                node.tick(self.now);
+            // The clocks of other nodes are set when a task reads them.
+            for node in &mut self.nodes {
+                if node.next_wake().is_some_and(|wake| wake <= self.now) {
+                    node.tick(self.now);
+                }
             }
+        }
+    }
+
+    /// A task that is dropped, or a node that pauses, has seen the time of the last event, not of this one.
+    fn stop_clock(&mut self, event: &Event) {
+        let node = match event {
+            Event::Leave(node, _) => *node,
+            Event::Act(index) if let What::Pause(node, _) = self.scenario.actions[*index].what => node,
+            _ => return,
+        };
+        if !self.nodes[node].is_paused(self.now) {
+            self.nodes[node].tick(self.now);
         }
     }
 
@@ -190,6 +212,7 @@ impl<'s> World<'s> {
                 self.nodes[node].set_aside.push(task);
                 continue;
             }
+            self.nodes[node].tick(self.now);
             self.wire.enter(task);
             self.executor.poll(task);
             for call in self.wire.take() {
@@ -207,7 +230,7 @@ impl<'s> World<'s> {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Act(index) => self.act(index),
-            Event::Arrive(call, leg, number) => self.arrive(&call, leg, number),
+            Event::Arrive(call, leg, number) => self.arrive(*call, leg, number),
             Event::Reply(node, pending, answer) => {
                 if self.now >= self.nodes[node].cut_off_until
                     && let (Ok(Answer::Granted(_)), Some(key)) = (&answer, self.key_of(&pending))
@@ -219,7 +242,7 @@ impl<'s> World<'s> {
                 }
                 pending.answer(answer);
             }
-            Event::Leave(task) => {
+            Event::Leave(_, task) => {
                 if self.executor.abort(task) {
                     self.count(Kind::Abandoned);
                 }
@@ -334,7 +357,7 @@ impl<'s> World<'s> {
         self.count(Kind::Checks);
         self.executor.spawn(task, request.node, Box::pin(visit.play()) as Task);
         if let Some(after) = request.gone {
-            self.heap.add(self.now + after, Event::Leave(task));
+            self.heap.add(self.now + after, Event::Leave(request.node, task));
         }
     }
 
@@ -406,10 +429,10 @@ impl<'s> World<'s> {
     fn send(&mut self, call: Call) {
         let number = {
             let mut book = self.book.borrow_mut();
-            let (calls, tolls) = book.calls.entry(call.task).or_default();
-            *calls += 1;
-            *tolls += u64::from(matches!(call.op, Op::Decide(..)));
-            *calls
+            let calls = book.calls.entry(call.task).or_default();
+            calls.made += 1;
+            calls.tolls += u64::from(matches!(call.op, Op::Decide(..)));
+            calls.made
         };
         self.take_off(&call, number);
         if self.now < self.nodes[call.node].cut_off_until {
@@ -429,18 +452,22 @@ impl<'s> World<'s> {
         }
         if legs.len() > 1 {
             self.count(Kind::Duplicate);
-            self.book.borrow_mut().delivered_twice.insert(call.task);
+            self.book.borrow_mut().calls.entry(call.task).or_default().delivered_twice = true;
         }
         let (next, _) = &mut self.sent[call.node];
         *next += 1;
         let order = *next;
-        for leg in legs {
-            self.heap.add(self.now + leg.there, Event::Arrive(Box::new(call.clone()), leg, order));
+        let mut call = Some(Box::new(call));
+        for (index, leg) in legs.iter().enumerate() {
+            let is_last = index + 1 == legs.len();
+            let delivered = if is_last { call.take() } else { call.clone() };
+            let delivered = delivered.expect("only the last delivery takes it");
+            self.heap.add(self.now + leg.there, Event::Arrive(delivered, *leg, order));
         }
     }
 
     /// The store runs a call.
-    fn arrive(&mut self, call: &Call, leg: Leg, order: u64) {
+    fn arrive(&mut self, call: Call, leg: Leg, order: u64) {
         let (_, latest) = &mut self.sent[call.node];
         if order < *latest {
             self.count(Kind::Reordered);
@@ -452,44 +479,43 @@ impl<'s> World<'s> {
         let expired = self.server.expire(now);
         let mut book = self.book.borrow_mut();
         (0..expired).for_each(|_| book.checker.tally.count(Kind::Expired));
-        let answer = match &call.op {
+        let renew = matches!(call.op, Op::Renew(_));
+        let answer = match call.op {
             Op::Decide(toll, id) => {
-                let reply = self.server.decide(toll, now, *id);
-                let decision = Decision::new((**toll).clone(), reply.clone());
-                book.checker.store_decided(&decision, *id, at);
-                if decision.charge().is_some() || decision.slot().is_some() {
-                    book.charged.entry(call.task).or_default().push(*id);
+                let reply = Box::new(self.server.decide(&toll, now, id));
+                let decided = DecidedToll::new(*toll, (*reply).clone());
+                if book.checker.store_decided(&decided, id, at) {
+                    book.calls.entry(call.task).or_default().charged.push(id);
                 }
-                Answer::Decided(Box::new(reply))
+                Answer::Decided(reply)
             }
             Op::Lease(request) => {
-                let grant = self.server.lease(request, now);
+                let grant = self.server.lease(&request, now);
                 if grant.units > 0 {
-                    book.checker.store_granted(request);
+                    book.checker.store_granted(&request);
                 }
                 Answer::Granted(grant)
             }
             Op::Correct(charge, corrections) => {
-                let result = self.server.correct(charge, corrections, now);
+                let result = self.server.correct(&charge, &corrections, now);
                 for item in charge.items() {
                     self.changed.insert(item.key().to_bytes(), self.now);
                 }
-                book.checker.store_corrected(charge, corrections, result, at);
+                book.checker.store_corrected(&charge, &corrections, result, at);
                 Answer::Corrected(result)
             }
             Op::Release(slot) | Op::Renew(slot) => {
-                let renew = matches!(call.op, Op::Renew(_));
-                let held = self.server.handle(slot, renew, now);
+                let held = self.server.handle(&slot, renew, now);
                 if held {
-                    book.checker.store_handled(slot, renew, at);
+                    book.checker.store_handled(&slot, renew, at);
                     book.checker.tally.count(Kind::Slots);
                 }
                 Answer::Held(held)
             }
             Op::Forget(key) => {
-                let known = self.server.forget(key);
-                self.changed.insert(key.clone(), self.now);
-                book.checker.store_forgot(key);
+                let known = self.server.forget(&key);
+                book.checker.store_forgot(&key);
+                self.changed.insert(key, self.now);
                 Answer::Held(known)
             }
         };
@@ -501,8 +527,7 @@ impl<'s> World<'s> {
                 if leg.there + back > deadline {
                     self.count(Kind::Late);
                 }
-                let pending = Arc::clone(&call.pending);
-                self.heap.add(self.now + back, Event::Reply(call.node, pending, Ok(answer)));
+                self.heap.add(self.now + back, Event::Reply(call.node, call.pending, Ok(answer)));
             }
         }
     }
@@ -580,6 +605,7 @@ impl Visit {
     fn record(&self, decision: &Decision, asked: StoreTime, took: Span, disturbed: bool) {
         let mut book = self.book.borrow_mut();
         let book = &mut *book;
+        let calls = book.calls.get(&self.task);
         let answered = Answered {
             node: self.request.node,
             incarnation: self.incarnation,
@@ -589,9 +615,9 @@ impl Visit {
             // A clock that drifts reaches the deadline up to a microsecond late.
             deadline: self.deadline.as_micros() + 1,
             disturbed,
-            calls: book.calls.get(&self.task).map_or(0, |(_, tolls)| *tolls),
-            charged: book.charged.get(&self.task).map_or(&[], |ids| &ids[..]),
-            delivered_twice: book.delivered_twice.contains(&self.task),
+            calls: calls.map_or(0, |calls| calls.tolls),
+            charged: calls.map_or(&[], |calls| &calls.charged),
+            delivered_twice: calls.is_some_and(|calls| calls.delivered_twice),
         };
         book.checker.node_decided(&answered, decision);
     }
