@@ -61,6 +61,19 @@ pub enum LimitReply {
         /// Where the admission was entered: tick or window.
         mark: u64,
     },
+    /// As [`LimitReply::Approximate`], for numbers that follow from a step and are computed on demand.
+    ApproximateStep {
+        /// What it answered from: permits admit the request whatever the step says.
+        by: Approximation,
+        /// The step from the state that the store last showed. It charges nothing.
+        step: Step,
+        /// The time of the step, on the store's clock.
+        now: Time,
+        /// Units that this node holds in permits. They count as remaining.
+        held: u64,
+        /// Where the admission was entered: tick or window.
+        mark: u64,
+    },
     /// Nothing is known: the store was not asked, because this node refused the request by another limit.
     Unasked,
 }
@@ -74,6 +87,24 @@ pub enum Approximation {
     DenialBound,
 }
 
+impl Approximation {
+    /// The numbers of an answer, given those of the last state and the units that this node holds in permits.
+    fn outcome(self, seen: Outcome, held: u64) -> Outcome {
+        let Outcome { limit, reset_after, next_after, .. } = seen;
+        match self {
+            Approximation::DenialBound => seen,
+            Approximation::Permits => Outcome {
+                allowed: true,
+                limit,
+                remaining: seen.remaining.saturating_add(held).min(limit),
+                reset_after,
+                next_after,
+                ..Outcome::default()
+            },
+        }
+    }
+}
+
 impl LimitReply {
     /// Whether this limit allows the request.
     #[inline]
@@ -84,6 +115,8 @@ impl LimitReply {
             LimitReply::Outcome { outcome, .. }
             | LimitReply::Degraded { outcome, .. }
             | LimitReply::Approximate { outcome, .. } => outcome.allowed,
+            LimitReply::ApproximateStep { by: Approximation::Permits, .. } => true,
+            LimitReply::ApproximateStep { by: Approximation::DenialBound, step, .. } => step.allowed,
             // It did not refuse the request.
             LimitReply::Unasked => true,
         }
@@ -106,6 +139,10 @@ impl LimitReply {
             LimitReply::Outcome { outcome, .. }
             | LimitReply::Degraded { outcome, .. }
             | LimitReply::Approximate { outcome, .. } => *outcome,
+            LimitReply::ApproximateStep { by, step, now, held, .. } => {
+                let request = KeyRequest { now: *now, ..*request };
+                by.outcome(algorithm::outcome(quota, StoredState::Nothing, &request, step, false), *held)
+            }
             LimitReply::Unasked => Outcome { allowed: true, limit: quota.limit(), ..Outcome::default() },
         }
     }
@@ -118,6 +155,9 @@ impl LimitReply {
             LimitReply::StepAt { step, charged, now } => {
                 due.outcome(StoredState::Nothing, *now, step, *charged)
             }
+            LimitReply::ApproximateStep { by, step, now, held, .. } => {
+                by.outcome(due.outcome(StoredState::Nothing, *now, step, false), *held)
+            }
             reply => reply.outcome(due.quota, &due.request(now)),
         }
     }
@@ -129,7 +169,10 @@ impl LimitReply {
 
     /// What this node answered from instead of asking the store, if it did.
     pub fn approximation(&self) -> Option<Approximation> {
-        if let LimitReply::Approximate { by, .. } = self { Some(*by) } else { None }
+        match self {
+            LimitReply::Approximate { by, .. } | LimitReply::ApproximateStep { by, .. } => Some(*by),
+            _ => None,
+        }
     }
 
     /// Whether the key shares its state with others. A `Step` is never of a shared state.
@@ -142,7 +185,9 @@ impl LimitReply {
         match self {
             LimitReply::Pending | LimitReply::Degraded { .. } | LimitReply::Unasked => 0,
             LimitReply::Step { step, .. } | LimitReply::StepAt { step, .. } => step.effect.mark(),
-            LimitReply::Outcome { mark, .. } | LimitReply::Approximate { mark, .. } => *mark,
+            LimitReply::Outcome { mark, .. }
+            | LimitReply::Approximate { mark, .. }
+            | LimitReply::ApproximateStep { mark, .. } => *mark,
         }
     }
 }
