@@ -9,7 +9,7 @@ use crate::store::LeaseGrant;
 use tollkeeper_core::algorithm::{
     self, Effect, State, Step, StoredState, fixed_window, meter, sliding_window,
 };
-use tollkeeper_core::{Algorithm, Due, LimitReply, Outcome, Retry, Span, Time};
+use tollkeeper_core::{Algorithm, Approximation, Due, LimitReply, Outcome, Retry, Span, Time};
 
 /// How long a state is used before the next request is sent to the store.
 const RECHECK: Span = Span::from_millis(100);
@@ -36,13 +36,13 @@ pub(super) struct Bound {
     /// How many sightings there were, so that a toll knows whether `in_flight` still includes it.
     sightings: u64,
     /// How many tolls with this key are not answered yet.
-    unanswered: u64,
+    unanswered: u32,
     /// A toll that was sent before this saw a state that is no longer valid.
     valid_from: Time,
 }
 
 /// The state of a key, and when it was seen.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Sighting {
     state: SeenState,
     /// On the store's clock.
@@ -53,14 +53,15 @@ pub(super) struct Sighting {
     received: Time,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum SeenState {
     /// The state of a bucket, and the count that it had drained by. The store keeps the state as it was last written, and
     /// a larger count drains that faster, also for the time before.
     Meter(meter::State, u64),
     FixedWindow(fixed_window::State),
     SlidingWindow(sliding_window::State),
-    Log(SeenLog),
+    /// Boxed, because it is large and rare.
+    Log(Box<SeenLog>),
 }
 
 /// What a reply shows of a sliding log, whose timestamps are not sent.
@@ -99,27 +100,64 @@ impl AskedDue {
     }
 }
 
+/// The verdict and the numbers of a due by the last state.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Estimate {
+    /// A step at a time on the store's clock, from which the numbers are computed on demand.
+    Step(Step, Time),
+    Outcome(Outcome),
+}
+
+impl Estimate {
+    pub(super) fn allowed(&self) -> bool {
+        match self {
+            Estimate::Step(step, _) => step.allowed,
+            Estimate::Outcome(outcome) => outcome.allowed,
+        }
+    }
+
+    pub(super) fn outcome(&self, due: &Due<'_>) -> Outcome {
+        match self {
+            Estimate::Step(step, time) => due.outcome(StoredState::Nothing, *time, step, false),
+            Estimate::Outcome(outcome) => *outcome,
+        }
+    }
+
+    /// The answer of the denial bound.
+    pub(super) fn reply(&self) -> LimitReply {
+        let by = Approximation::DenialBound;
+        match *self {
+            Estimate::Step(step, now) => LimitReply::ApproximateStep { by, step, now, held: 0, mark: 0 },
+            Estimate::Outcome(outcome) => LimitReply::Approximate { by, outcome, mark: 0 },
+        }
+    }
+}
+
 impl Bound {
     /// Whether the store certainly refuses this due.
     pub(super) fn refuses(&self, due: &Due<'_>, at: Moment) -> bool {
         self.usable(at).is_some_and(|last| last.refuses(due, last.latest(at.now), self.in_flight))
     }
 
-    /// The numbers of this due; `None` if they are not known.
+    /// The verdict and the numbers of this due; `None` if they are not known.
     ///
     /// Those of a refusal are of the earliest time that the store's clock can show, so that a retry is not too short:
     /// what is refused at the latest time is refused at the earliest.
-    pub(super) fn outcome(&self, due: &Due<'_>, at: Moment) -> Option<Outcome> {
+    pub(super) fn estimate(&self, due: &Due<'_>, at: Moment) -> Option<Estimate> {
         let last = self.usable(at)?;
         let latest = last.latest(at.now);
-        let refuses = last.refuses(due, latest, self.in_flight);
-        last.decide(due, if refuses { last.earliest(at.now) } else { latest }, self.in_flight)
+        let estimate = last.estimate(due, latest, self.in_flight)?;
+        if estimate.allowed() {
+            return Some(estimate);
+        }
+        last.estimate(due, last.earliest(at.now), self.in_flight)
     }
 
     /// The numbers of this due from the last state, however old it is.
-    pub(super) fn last_outcome(&self, due: &Due<'_>, at: Moment) -> Option<Outcome> {
+    #[inline]
+    pub(super) fn last_estimate(&self, due: &Due<'_>, at: Moment) -> Option<Estimate> {
         let last = self.last.as_ref()?;
-        last.decide(due, last.earliest(at.now), self.in_flight)
+        last.estimate(due, last.earliest(at.now), self.in_flight)
     }
 
     /// The last sighting, unless it is time to ask the store again.
@@ -177,7 +215,7 @@ impl Sighting {
             LimitReply::Step { step, charged } => (step, *charged, time),
             LimitReply::StepAt { step, charged, now } => (step, *charged, *now),
             LimitReply::Outcome { outcome, .. } if asked.is_log => {
-                let state = SeenState::Log(SeenLog::of(asked, outcome, time)?);
+                let state = SeenState::Log(Box::new(SeenLog::of(asked, outcome, time)?));
                 return Some(Sighting { state, time, sent, received });
             }
             _ => return None,
@@ -238,22 +276,23 @@ impl Sighting {
         }
     }
 
-    /// The numbers of a due at this time on the store's clock, with `taken` more units charged. `None` if the state does
-    /// not tell.
-    fn decide(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Outcome> {
+    /// The verdict and the numbers of a due at this time on the store's clock, with `taken` more units charged. `None` if
+    /// the state does not tell.
+    #[inline]
+    fn estimate(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Estimate> {
         match &self.state {
-            SeenState::Log(log) => log.decide(due, time, taken),
-            _ => Some(due.outcome(StoredState::Nothing, time, &self.step(due, time, taken)?, false)),
+            SeenState::Log(log) => log.decide(due, time, taken).map(Estimate::Outcome),
+            _ => self.step(due, time, taken).map(|step| Estimate::Step(step, time)),
         }
     }
 
     fn step(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Step> {
-        let seen = match self.state {
+        let seen = match &self.state {
             _ if due.quota.count() == 0 => return None,
-            SeenState::Meter(_, count) if due.quota.count() > count => return None,
-            SeenState::Meter(state, _) => State::Meter(state),
-            SeenState::FixedWindow(state) => State::FixedWindow(state),
-            SeenState::SlidingWindow(state) => State::SlidingWindow(state),
+            SeenState::Meter(_, count) if due.quota.count() > *count => return None,
+            SeenState::Meter(state, _) => State::Meter(*state),
+            SeenState::FixedWindow(state) => State::FixedWindow(*state),
+            SeenState::SlidingWindow(state) => State::SlidingWindow(*state),
             SeenState::Log(_) => return None,
         };
         let seen = match taken {
