@@ -128,23 +128,11 @@ impl<S: Store> Leased<S> {
     }
 }
 
-/// A due of a toll, as far as the table is concerned.
-#[derive(Clone, Copy, Debug, Default)]
-struct DueKey {
-    print: u128,
-    /// The terms of its leases; `None` if it is not leased.
-    lease: Option<Lease>,
-    /// Whether permits cover it.
-    is_covered: bool,
-}
-
-/// The dues of a toll, in its order.
-type DueKeys = Inline<DueKey, 2>;
-
 /// A toll while it is decided, with the shards of its keys locked.
 struct Deciding<'a, 't> {
     toll: &'a Toll<'a>,
-    keys: DueKeys,
+    /// The dues of the toll, in its order.
+    dues: Inline<Option<DecidingDue<'a>>, 2>,
     locked: Locked<'t, Known>,
     at: Moment,
     /// Units that expired or were dropped, by due.
@@ -152,6 +140,28 @@ struct Deciding<'a, 't> {
     /// Units to ask the store for.
     wanted: Vec<Wanted>,
 }
+
+/// A due of a toll while it is decided.
+#[derive(Clone, Copy, Debug)]
+struct DecidingDue<'a> {
+    due: Due<'a>,
+    key: DueKey,
+    /// Whether permits cover it.
+    is_covered: bool,
+    /// Whether the bound refuses it.
+    is_bounded: bool,
+}
+
+/// The key of a due.
+#[derive(Clone, Copy, Debug, Default)]
+struct DueKey {
+    print: u128,
+    /// The terms of its leases; `None` if it is not leased.
+    lease: Option<Lease>,
+}
+
+/// The keys of the dues of a toll, in its order.
+type DueKeys = Inline<DueKey, 2>;
 
 /// Units to ask the store for.
 #[derive(Clone, Copy, Debug)]
@@ -164,70 +174,76 @@ struct Wanted {
 
 impl<S: Store + 'static> Inner<S> {
     fn decide(self: &Arc<Self>, toll: &Toll) -> StoreFuture<'_, Reply> {
-        let mut keys = DueKeys::default();
+        let mut dues = Inline::default();
+        let mut is_exact = true;
         for due in toll.dues() {
-            let (print, lease) = (self.table.print(due.key), Lease::of_due(&due, toll.policy()));
-            keys.push(DueKey { print, lease, is_covered: false });
+            let key = DueKey { print: self.table.print(due.key), lease: Lease::of_due(&due, toll.policy()) };
+            is_exact &= key.lease.is_none();
+            dues.push(Some(DecidingDue { due, key, is_covered: false, is_bounded: false }));
         }
-        if toll.is_empty() || !self.settings.denial_bound && is_exact(&keys) {
+        if toll.is_empty() || is_exact && !self.settings.denial_bound {
             return self.store.decide(toll);
         }
-        let locked = self.table.lock(keys.iter().map(|key| key.print));
+        let locked = self.table.lock(dues.iter().flatten().map(|due| due.key.print));
         // The clock is read under the locks: a permit is spent at this time.
         let at = self.moment();
-        let mut deciding = Deciding { toll, keys, locked, at, expired: Vec::new(), wanted: Vec::new() };
+        let mut deciding = Deciding { toll, dues, locked, at, expired: Vec::new(), wanted: Vec::new() };
         if !toll.verb().charges() {
-            return self.ask_whole(deciding);
+            return self.ask_whole(&mut deciding);
         }
         // 1. A due without permits that certainly is refused.
         if deciding.is_refused(self.settings.denial_bound) {
             let mut reply = Reply::new(at.store, 0);
             deciding.refuse(&mut reply);
-            self.finish(deciding);
+            self.finish(&mut deciding);
             return StoreFuture::Ready(reply);
         }
         // 2. Permits for every due.
-        if deciding.keys.iter().all(|key| key.is_covered) {
+        if deciding.dues().all(|due| due.is_covered) {
             let mut reply = Reply::new(at.store, self.ids.next());
             deciding.admit(&mut reply);
-            self.finish(deciding);
+            self.finish(&mut deciding);
             return StoreFuture::Ready(reply);
         }
         // 3. The store decides the rest.
-        if deciding.keys.iter().any(|key| key.is_covered) {
-            return self.ask_part(deciding);
+        if deciding.dues().any(|due| due.is_covered) {
+            return self.ask_part(&mut deciding);
         }
-        self.ask_whole(deciding)
+        self.ask_whole(&mut deciding)
     }
 
     /// Has the store decide a whole toll.
-    fn ask_whole<'s>(self: &'s Arc<Self>, mut deciding: Deciding<'_, '_>) -> StoreFuture<'s, Reply> {
-        let mut flight = Flight::start(self, &mut deciding);
+    fn ask_whole<'s>(self: &'s Arc<Self>, deciding: &mut Deciding<'_, '_>) -> StoreFuture<'s, Reply> {
+        let mut flight = Flight::start(self, deciding);
+        self.finish(deciding);
         let toll = deciding.toll;
-        let keys = self.finish(deciding);
-        let later = match self.store.decide(toll) {
-            StoreFuture::Ready(reply) => return StoreFuture::Ready(flight.end_whole(toll, &keys, reply)),
-            later => later.boxed(),
-        };
-        // Only leases need the toll again, and a copy of it is expensive.
-        if is_exact(&keys) {
-            return StoreFuture::Later(Box::pin(ExactFlight { later, flight }));
+        match self.store.decide(toll) {
+            // Only leases need the toll again, and a copy of it is expensive.
+            StoreFuture::Later(later) if deciding.dues().all(|due| due.key.lease.is_none()) => {
+                StoreFuture::Later(Box::pin(ExactFlight { later, flight }))
+            }
+            StoreFuture::Ready(reply) => {
+                StoreFuture::Ready(flight.end_whole(toll, &deciding.keys(), reply))
+            }
+            later => {
+                let (later, toll, keys) = (later.boxed(), toll.clone().into_owned(), deciding.keys());
+                StoreFuture::Later(Box::pin(async move {
+                    let reply = later.await;
+                    flight.end_whole(&toll, &keys, reply)
+                }))
+            }
         }
-        let toll = toll.clone().into_owned();
-        StoreFuture::Later(Box::pin(async move {
-            let reply = later.await;
-            flight.end_whole(&toll, &keys, reply)
-        }))
     }
 
     /// Takes the permits of the dues that they cover, and has the store decide the others.
-    fn ask_part<'s>(self: &'s Arc<Self>, mut deciding: Deciding<'_, '_>) -> StoreFuture<'s, Reply> {
+    fn ask_part<'s>(self: &'s Arc<Self>, deciding: &mut Deciding<'_, '_>) -> StoreFuture<'s, Reply> {
         let held = deciding.hold();
-        let flight = Flight::start(self, &mut deciding);
-        let (toll, keys) = (deciding.toll, &deciding.keys);
-        let rest: Vec<usize> = (0..toll.len()).filter(|index| !keys[*index].is_covered).collect();
-        let part = Part { toll: toll.clone().into_owned(), rest: toll.part(&rest), indexes: rest, held };
-        let keys = self.finish(deciding);
+        let flight = Flight::start(self, deciding);
+        self.finish(deciding);
+        let (toll, keys) = (deciding.toll, deciding.keys());
+        let uncovered = deciding.dues().enumerate().filter(|(_, due)| !due.is_covered);
+        let indexes: Vec<usize> = uncovered.map(|(index, _)| index).collect();
+        let part = Part { toll: toll.clone().into_owned(), rest: toll.part(&indexes), indexes, held };
         match self.store.decide(&part.rest) {
             StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_part(&part, &keys, &reply)),
             later => {
@@ -241,16 +257,15 @@ impl<S: Store + 'static> Inner<S> {
     }
 
     /// Unlocks the keys of a toll, and asks for permits where they run low.
-    fn finish(self: &Arc<Self>, deciding: Deciding<'_, '_>) -> DueKeys {
-        let Deciding { toll, keys, locked, expired, wanted, .. } = deciding;
-        drop(locked);
-        for (index, units) in expired {
-            self.count(toll.get(index).rule.name(), PermitState::Expired, units);
+    #[inline]
+    fn finish(self: &Arc<Self>, deciding: &mut Deciding<'_, '_>) {
+        deciding.locked.unlock();
+        for (index, units) in &deciding.expired {
+            self.count(deciding.toll.get(*index).rule.name(), PermitState::Expired, *units);
         }
-        for wanted in wanted {
-            self.ask_for_permits(toll, &keys, wanted);
+        for wanted in &deciding.wanted {
+            self.ask_for_permits(deciding.toll, &deciding.keys(), *wanted);
         }
-        keys
     }
 
     fn moment(&self) -> Moment {
@@ -316,23 +331,35 @@ impl Known {
     }
 }
 
-impl Deciding<'_, '_> {
+impl<'a> Deciding<'a, '_> {
+    fn dues(&self) -> impl Iterator<Item = &DecidingDue<'a>> {
+        self.dues.iter().flatten()
+    }
+
+    fn keys(&self) -> DueKeys {
+        let mut keys = DueKeys::default();
+        self.dues().for_each(|due| keys.push(due.key));
+        keys
+    }
+
     /// Whether an enforced due is certainly refused. Notes which dues the permits cover: those are not.
     fn is_refused(&mut self, denial_bound: bool) -> bool {
+        let at = self.at;
         let mut is_refused = false;
-        for (index, (due, key)) in self.toll.dues().zip(self.keys.iter_mut()).enumerate() {
+        for (index, deciding) in self.dues.iter_mut().flatten().enumerate() {
+            let DecidingDue { due, key, is_covered, is_bounded } = deciding;
             let Some(known) = self.locked.get(key.print) else { continue };
             if let (Some(lease), Some(leased)) = (&key.lease, &mut known.lease) {
-                let dropped = leased.refresh(&due, lease, self.at.now);
+                let dropped = leased.refresh(due, lease, at.now);
                 if dropped > 0 {
                     self.expired.push((index, dropped));
                 }
-                key.is_covered = leased.pool.units() >= due.cost.max(1);
+                *is_covered = leased.pool.units() >= due.cost.max(1);
             }
-            is_refused |= !key.is_covered
-                && due.enforced()
-                && (denial_bound && known.bound.refuses(&due, self.at)
-                    || is_scarce(known, &due, self.at.now));
+            if !*is_covered && due.enforced() {
+                *is_bounded = denial_bound && known.bound.refuses(due, at);
+                is_refused |= *is_bounded || is_scarce(known, due, at.now);
+            }
         }
         is_refused
     }
@@ -340,43 +367,44 @@ impl Deciding<'_, '_> {
     /// Refuses the toll from what this node knows.
     fn refuse(&mut self, reply: &mut Reply) {
         let at = self.at;
-        for (index, (due, key)) in self.toll.dues().zip(self.keys.iter()).enumerate() {
+        for (index, deciding) in self.dues.iter().flatten().enumerate() {
+            let DecidingDue { due, key, .. } = deciding;
             let Some(known) = self.locked.get(key.print) else {
                 reply.push(LimitReply::Unasked);
                 continue;
             };
-            let limit = match key.is_covered {
-                true => known.permit_reply(&due, at, 0),
-                false => known.refusal(&due, at),
+            let limit = match deciding.is_covered {
+                true => known.permit_reply(due, at, 0),
+                false => known.refusal(due, at, deciding.is_bounded),
             };
             if !limit.allowed() {
-                known.demand(&due, key.lease, at.now);
+                known.demand(due, key.lease, at.now);
             }
             reply.push(limit);
-            self.wanted.extend(known.want(index, &due, key.lease, at));
+            self.wanted.extend(known.want(index, due, key.lease, at));
         }
     }
 
     /// Admits the toll: permits cover every due, and are spent.
     fn admit(&mut self, reply: &mut Reply) {
         let at = self.at;
-        for (index, (due, key)) in self.toll.dues().zip(self.keys.iter()).enumerate() {
+        for (index, DecidingDue { due, key, .. }) in self.dues.iter().flatten().enumerate() {
             let known = self.locked.entry(key.print);
             let mark = known.lease.as_mut().map_or(0, |leased| leased.pool.spend(due.cost));
-            reply.push(known.permit_reply(&due, at, mark));
-            known.demand(&due, key.lease, at.now);
-            self.wanted.extend(known.want(index, &due, key.lease, at));
+            reply.push(known.permit_reply(due, at, mark));
+            known.demand(due, key.lease, at.now);
+            self.wanted.extend(known.want(index, due, key.lease, at));
         }
     }
 
     /// Takes the permits of the dues that they cover. They are put back if the store refuses the rest.
     fn hold(&mut self) -> Vec<Held> {
         let mut held = Vec::new();
-        let keys = self.keys.iter().enumerate().filter(|(_, key)| key.is_covered);
-        for (index, key) in keys {
+        let covered = self.dues.iter().flatten().enumerate().filter(|(_, due)| due.is_covered);
+        for (index, DecidingDue { due, key, .. }) in covered {
             let leased = self.locked.get(key.print).and_then(|known| known.lease.as_mut());
             held.extend(leased.map(|leased| {
-                let (taken, generation) = (leased.pool.take(self.toll.get(index).cost), leased.generation);
+                let (taken, generation) = (leased.pool.take(due.cost), leased.generation);
                 Held { index, taken, generation }
             }));
         }
@@ -384,15 +412,13 @@ impl Deciding<'_, '_> {
     }
 }
 
-/// Whether no due is leased.
-fn is_exact(keys: &DueKeys) -> bool {
-    keys.iter().all(|key| key.lease.is_none())
-}
-
 impl Known {
-    /// The numbers of a due in a toll that this node refuses.
-    fn refusal(&self, due: &Due<'_>, at: Moment) -> LimitReply {
-        let known = self.bound.estimate(due, at);
+    /// The numbers of a due in a toll that this node refuses. `is_bounded` if the bound is known to refuse it.
+    fn refusal(&self, due: &Due<'_>, at: Moment, is_bounded: bool) -> LimitReply {
+        let known = match is_bounded {
+            true => self.bound.last_estimate(due, at),
+            false => self.bound.estimate(due, at),
+        };
         if let Some(estimate) = known.filter(|estimate| !estimate.allowed()) {
             return estimate.reply();
         }
@@ -460,20 +486,21 @@ struct SentDue {
 impl<'s, S: Store + 'static> Flight<'s, S> {
     /// Sends the dues that permits do not cover, and notes where permits run low.
     fn start(store: &'s Arc<Inner<S>>, deciding: &mut Deciding<'_, '_>) -> Flight<'s, S> {
-        let Deciding { toll, keys, locked, at, wanted, .. } = deciding;
+        let Deciding { toll, dues, locked, at, wanted, .. } = deciding;
         let charges = toll.verb().charges();
         let mut sent_dues = Inline::<SentDue, 2>::default();
-        for (due, key) in toll.dues().zip(keys.iter()).filter(|(_, key)| !key.is_covered) {
+        for DecidingDue { due, key, .. } in dues.iter().flatten().filter(|due| !due.is_covered) {
             let ticket = match due.is_slot() || due.quota.count() == 0 {
                 // The store shows no state for these.
                 true => Ticket::default(),
                 false => locked.entry(key.print).bound.send(if charges { due.cost } else { 0 }),
             };
-            sent_dues.push(SentDue { print: key.print, ticket, asked: AskedDue::of(&due) });
+            sent_dues.push(SentDue { print: key.print, ticket, asked: AskedDue::of(due) });
         }
-        for (index, key) in keys.iter().enumerate().filter(|(_, key)| key.lease.is_some()) {
+        let leased = dues.iter().flatten().enumerate().filter(|(_, due)| due.key.lease.is_some());
+        for (index, DecidingDue { due, key, .. }) in leased {
             let known = locked.get(key.print);
-            wanted.extend(known.and_then(|known| known.want(index, &toll.get(index), key.lease, *at)));
+            wanted.extend(known.and_then(|known| known.want(index, due, key.lease, *at)));
         }
         Flight { store, sent_dues, sent: at.now }
     }
@@ -550,7 +577,7 @@ impl<S: Store + 'static> Inner<S> {
     /// Counts an admitted toll as demand for all its keys, a refused one for the keys that refused it. Then asks for
     /// permits where they run low.
     fn count_demand(self: &Arc<Self>, toll: &Toll, keys: &DueKeys, reply: &Reply) {
-        if is_exact(keys) {
+        if keys.iter().all(|key| key.lease.is_none()) {
             return;
         }
         let modes = toll.dues().map(|due| due.mode());

@@ -100,6 +100,13 @@ pub(super) struct Locked<'t, E> {
 type LockedShard<'t, E> = (usize, MutexGuard<'t, Shard<E>>);
 
 impl<E: Default> Locked<'_, E> {
+    /// Unlocks all shards. After that, no key of them can be looked up.
+    #[inline]
+    pub(super) fn unlock(&mut self) {
+        self.first = None;
+        self.others.clear();
+    }
+
     /// The value of a key; `None` if it is not known.
     #[inline]
     pub(super) fn get(&mut self, print: u128) -> Option<&mut E> {
