@@ -417,7 +417,7 @@ impl<'d> LimitDecision<'d> {
             LimitReply::Outcome { outcome, .. }
             | LimitReply::Degraded { outcome, .. }
             | LimitReply::Approximate { outcome, .. } => outcome.remaining,
-            LimitReply::ApproximateStep { .. } => self.outcome().remaining,
+            LimitReply::Seen { .. } => self.outcome().remaining,
         }
     }
 
@@ -427,7 +427,7 @@ impl<'d> LimitDecision<'d> {
             LimitReply::Pending => 0,
             LimitReply::Step { .. }
             | LimitReply::StepAt { .. }
-            | LimitReply::ApproximateStep { .. }
+            | LimitReply::Seen { .. }
             | LimitReply::Unasked => self.due.quota.limit(),
             LimitReply::Outcome { outcome, .. }
             | LimitReply::Degraded { outcome, .. }

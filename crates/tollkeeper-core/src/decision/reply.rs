@@ -61,13 +61,15 @@ pub enum LimitReply {
         /// Where the admission was entered: tick or window.
         mark: u64,
     },
-    /// As [`LimitReply::Approximate`], for numbers that follow from a step and are computed on demand.
-    ApproximateStep {
-        /// What it answered from: permits admit the request whatever the step says.
+    /// As [`LimitReply::Approximate`], from a state that the store showed; its numbers are computed on demand.
+    Seen {
+        /// What it answered from.
         by: Approximation,
-        /// The step from the state that the store last showed. It charges nothing.
-        step: Step,
-        /// The time of the step, on the store's clock.
+        /// Whether this limit allows the request.
+        allowed: bool,
+        /// The state of the key. This request is not charged to it.
+        state: StoredState<'static>,
+        /// The time on the store's clock.
         now: Time,
         /// Units that this node holds in permits. They count as remaining.
         held: u64,
@@ -115,8 +117,7 @@ impl LimitReply {
             LimitReply::Outcome { outcome, .. }
             | LimitReply::Degraded { outcome, .. }
             | LimitReply::Approximate { outcome, .. } => outcome.allowed,
-            LimitReply::ApproximateStep { by: Approximation::Permits, .. } => true,
-            LimitReply::ApproximateStep { by: Approximation::DenialBound, step, .. } => step.allowed,
+            LimitReply::Seen { allowed, .. } => *allowed,
             // It did not refuse the request.
             LimitReply::Unasked => true,
         }
@@ -139,9 +140,10 @@ impl LimitReply {
             LimitReply::Outcome { outcome, .. }
             | LimitReply::Degraded { outcome, .. }
             | LimitReply::Approximate { outcome, .. } => *outcome,
-            LimitReply::ApproximateStep { by, step, now, held, .. } => {
+            LimitReply::Seen { by, state, now, held, .. } => {
                 let request = KeyRequest { now: *now, ..*request };
-                by.outcome(algorithm::outcome(quota, StoredState::Nothing, &request, step, false), *held)
+                let step = algorithm::step(quota, *state, &request);
+                by.outcome(algorithm::outcome(quota, *state, &request, &step, false), *held)
             }
             LimitReply::Unasked => Outcome { allowed: true, limit: quota.limit(), ..Outcome::default() },
         }
@@ -155,8 +157,8 @@ impl LimitReply {
             LimitReply::StepAt { step, charged, now } => {
                 due.outcome(StoredState::Nothing, *now, step, *charged)
             }
-            LimitReply::ApproximateStep { by, step, now, held, .. } => {
-                by.outcome(due.outcome(StoredState::Nothing, *now, step, false), *held)
+            LimitReply::Seen { by, state, now, held, .. } => {
+                by.outcome(due.outcome(*state, *now, &due.step(*state, *now), false), *held)
             }
             reply => reply.outcome(due.quota, &due.request(now)),
         }
@@ -170,7 +172,7 @@ impl LimitReply {
     /// What this node answered from instead of asking the store, if it did.
     pub fn approximation(&self) -> Option<Approximation> {
         match self {
-            LimitReply::Approximate { by, .. } | LimitReply::ApproximateStep { by, .. } => Some(*by),
+            LimitReply::Approximate { by, .. } | LimitReply::Seen { by, .. } => Some(*by),
             _ => None,
         }
     }
@@ -187,7 +189,7 @@ impl LimitReply {
             LimitReply::Step { step, .. } | LimitReply::StepAt { step, .. } => step.effect.mark(),
             LimitReply::Outcome { mark, .. }
             | LimitReply::Approximate { mark, .. }
-            | LimitReply::ApproximateStep { mark, .. } => *mark,
+            | LimitReply::Seen { mark, .. } => *mark,
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::store::LeaseGrant;
 use tollkeeper_core::algorithm::{
     self, Effect, State, Step, StoredState, fixed_window, meter, sliding_window,
 };
-use tollkeeper_core::{Algorithm, Approximation, Due, LimitReply, Outcome, Retry, Span, Time};
+use tollkeeper_core::{Algorithm, Due, LimitReply, Outcome, Retry, Span, Time};
 
 /// How long a state is used before the next request is sent to the store.
 const RECHECK: Span = Span::from_millis(100);
@@ -100,64 +100,30 @@ impl AskedDue {
     }
 }
 
-/// The verdict and the numbers of a due by the last state.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Estimate {
-    /// A step at a time on the store's clock, from which the numbers are computed on demand.
-    Step(Step, Time),
-    Outcome(Outcome),
-}
-
-impl Estimate {
-    pub(super) fn allowed(&self) -> bool {
-        match self {
-            Estimate::Step(step, _) => step.allowed,
-            Estimate::Outcome(outcome) => outcome.allowed,
-        }
-    }
-
-    pub(super) fn outcome(&self, due: &Due<'_>) -> Outcome {
-        match self {
-            Estimate::Step(step, time) => due.outcome(StoredState::Nothing, *time, step, false),
-            Estimate::Outcome(outcome) => *outcome,
-        }
-    }
-
-    /// The answer of the denial bound.
-    pub(super) fn reply(&self) -> LimitReply {
-        let by = Approximation::DenialBound;
-        match *self {
-            Estimate::Step(step, now) => LimitReply::ApproximateStep { by, step, now, held: 0, mark: 0 },
-            Estimate::Outcome(outcome) => LimitReply::Approximate { by, outcome, mark: 0 },
-        }
-    }
-}
-
 impl Bound {
     /// Whether the store certainly refuses this due.
     pub(super) fn refuses(&self, due: &Due<'_>, at: Moment) -> bool {
         self.usable(at).is_some_and(|last| last.refuses(due, last.latest(at.now), self.in_flight))
     }
 
-    /// The verdict and the numbers of this due; `None` if they are not known.
+    /// The numbers of this due; `None` if they are not known.
     ///
     /// Those of a refusal are of the earliest time that the store's clock can show, so that a retry is not too short:
     /// what is refused at the latest time is refused at the earliest.
-    pub(super) fn estimate(&self, due: &Due<'_>, at: Moment) -> Option<Estimate> {
+    pub(super) fn outcome(&self, due: &Due<'_>, at: Moment) -> Option<Outcome> {
         let last = self.usable(at)?;
         let latest = last.latest(at.now);
-        let estimate = last.estimate(due, latest, self.in_flight)?;
-        if estimate.allowed() {
-            return Some(estimate);
-        }
-        last.estimate(due, last.earliest(at.now), self.in_flight)
+        let refuses = last.refuses(due, latest, self.in_flight);
+        last.decide(due, if refuses { last.earliest(at.now) } else { latest }, self.in_flight)
     }
 
-    /// The numbers of this due from the last state, however old it is.
+    /// The last state, however old it is, and the earliest time that the store's clock can show: the numbers of this due
+    /// can be computed from it. `None` if there is none, or if it does not tell.
     #[inline]
-    pub(super) fn last_estimate(&self, due: &Due<'_>, at: Moment) -> Option<Estimate> {
+    pub(super) fn last_state(&self, due: &Due<'_>, at: Moment) -> Option<(StoredState<'static>, Time)> {
         let last = self.last.as_ref()?;
-        last.estimate(due, last.earliest(at.now), self.in_flight)
+        let time = last.earliest(at.now);
+        Some((last.stored(due, time, self.in_flight)?, time))
     }
 
     /// The last sighting, unless it is time to ask the store again.
@@ -276,30 +242,40 @@ impl Sighting {
         }
     }
 
-    /// The verdict and the numbers of a due at this time on the store's clock, with `taken` more units charged. `None` if
-    /// the state does not tell.
-    #[inline]
-    fn estimate(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Estimate> {
+    /// The numbers of a due at this time on the store's clock, with `taken` more units charged. `None` if the state does
+    /// not tell.
+    fn decide(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Outcome> {
         match &self.state {
-            SeenState::Log(log) => log.decide(due, time, taken).map(Estimate::Outcome),
-            _ => self.step(due, time, taken).map(|step| Estimate::Step(step, time)),
+            SeenState::Log(log) => log.decide(due, time, taken),
+            _ => Some(due.outcome(StoredState::Nothing, time, &self.step(due, time, taken)?, false)),
         }
     }
 
     fn step(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Step> {
+        let seen = self.stored(due, time, taken)?;
+        Some(due.step(seen, time))
+    }
+
+    /// The state, with `taken` more units charged at this time. `None` if it does not tell.
+    #[inline]
+    fn stored(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<StoredState<'static>> {
         let seen = match &self.state {
             _ if due.quota.count() == 0 => return None,
             SeenState::Meter(_, count) if due.quota.count() > *count => return None,
-            SeenState::Meter(state, _) => State::Meter(*state),
-            SeenState::FixedWindow(state) => State::FixedWindow(*state),
-            SeenState::SlidingWindow(state) => State::SlidingWindow(*state),
+            SeenState::Meter(state, _) => StoredState::Meter(*state),
+            SeenState::FixedWindow(state) => StoredState::FixedWindow(*state),
+            SeenState::SlidingWindow(state) => StoredState::SlidingWindow(*state),
             SeenState::Log(_) => return None,
         };
-        let seen = match taken {
-            0 => seen,
-            _ => algorithm::add(due.quota, Some(seen), time, due.shift, taken),
-        };
-        Some(due.step(seen.stored(), time))
+        if taken == 0 {
+            return Some(seen);
+        }
+        match algorithm::add(due.quota, seen.to_state(), time, due.shift, taken) {
+            State::Meter(state) => Some(StoredState::Meter(state)),
+            State::FixedWindow(state) => Some(StoredState::FixedWindow(state)),
+            State::SlidingWindow(state) => Some(StoredState::SlidingWindow(state)),
+            State::SlidingLog(_) | State::Concurrency(_) => None,
+        }
     }
 }
 

@@ -33,7 +33,7 @@ use crate::limiter::observer::{Observer, Permits as PermitState};
 use crate::store::{Correction, LeaseGrant, LeaseRequest, Store, StoreFuture, Unavailable};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-use bound::{AskedDue, Bound, Estimate, Moment, Sighting, Ticket};
+use bound::{AskedDue, Bound, Moment, Sighting, Ticket};
 use ids::Ids;
 use leased_key::LeasedKey;
 use permits::Taken;
@@ -131,8 +131,7 @@ impl<S: Store> Leased<S> {
 /// A toll while it is decided, with the shards of its keys locked.
 struct Deciding<'a, 't> {
     toll: &'a Toll<'a>,
-    /// The dues of the toll, in its order.
-    dues: Inline<Option<DecidingDue<'a>>, 2>,
+    dues: &'t mut DecidingDues<'a>,
     locked: Locked<'t, Known>,
     at: Moment,
     /// Units that expired or were dropped, by due.
@@ -141,7 +140,9 @@ struct Deciding<'a, 't> {
     wanted: Vec<Wanted>,
 }
 
-/// A due of a toll while it is decided.
+/// The dues of a toll while it is decided, in its order. None is `None`.
+type DecidingDues<'a> = Inline<Option<DecidingDue<'a>>, 2>;
+
 #[derive(Clone, Copy, Debug)]
 struct DecidingDue<'a> {
     due: Due<'a>,
@@ -174,7 +175,7 @@ struct Wanted {
 
 impl<S: Store + 'static> Inner<S> {
     fn decide(self: &Arc<Self>, toll: &Toll) -> StoreFuture<'_, Reply> {
-        let mut dues = Inline::default();
+        let mut dues = DecidingDues::default();
         let mut is_exact = true;
         for due in toll.dues() {
             let key = DueKey { print: self.table.print(due.key), lease: Lease::of_due(&due, toll.policy()) };
@@ -187,7 +188,8 @@ impl<S: Store + 'static> Inner<S> {
         let locked = self.table.lock(dues.iter().flatten().map(|due| due.key.print));
         // The clock is read under the locks: a permit is spent at this time.
         let at = self.moment();
-        let mut deciding = Deciding { toll, dues, locked, at, expired: Vec::new(), wanted: Vec::new() };
+        let mut deciding =
+            Deciding { toll, dues: &mut dues, locked, at, expired: Vec::new(), wanted: Vec::new() };
         if !toll.verb().charges() {
             return self.ask_whole(&mut deciding);
         }
@@ -222,9 +224,7 @@ impl<S: Store + 'static> Inner<S> {
             StoreFuture::Later(later) if deciding.dues().all(|due| due.key.lease.is_none()) => {
                 StoreFuture::Later(Box::pin(ExactFlight { later, flight }))
             }
-            StoreFuture::Ready(reply) => {
-                StoreFuture::Ready(flight.end_whole(toll, &deciding.keys(), reply))
-            }
+            StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_whole(toll, &deciding.keys(), reply)),
             later => {
                 let (later, toll, keys) = (later.boxed(), toll.clone().into_owned(), deciding.keys());
                 StoreFuture::Later(Box::pin(async move {
@@ -322,8 +322,8 @@ impl Known {
     fn permit_reply(&self, due: &Due<'_>, at: Moment, mark: u64) -> LimitReply {
         let held = self.lease.as_ref().map_or(0, |key| key.pool.units());
         let by = Approximation::Permits;
-        if let Some(Estimate::Step(step, now)) = self.bound.last_estimate(due, at) {
-            return LimitReply::ApproximateStep { by, step, now, held, mark };
+        if let Some((state, now)) = self.bound.last_state(due, at) {
+            return LimitReply::Seen { by, allowed: true, state, now, held, mark };
         }
         let limit = due.quota.limit();
         let outcome = Outcome { allowed: true, limit, remaining: held.min(limit), ..Outcome::default() };
@@ -413,26 +413,26 @@ impl<'a> Deciding<'a, '_> {
 }
 
 impl Known {
-    /// The numbers of a due in a toll that this node refuses. `is_bounded` if the bound is known to refuse it.
+    /// The reply for a due in a toll that this node refuses. `is_bounded` if the bound is known to refuse it.
     fn refusal(&self, due: &Due<'_>, at: Moment, is_bounded: bool) -> LimitReply {
-        let known = match is_bounded {
-            true => self.bound.last_estimate(due, at),
-            false => self.bound.estimate(due, at),
-        };
-        if let Some(estimate) = known.filter(|estimate| !estimate.allowed()) {
-            return estimate.reply();
+        let by = Approximation::DenialBound;
+        if is_bounded && let Some((state, now)) = self.bound.last_state(due, at) {
+            return LimitReply::Seen { by, allowed: false, state, now, held: 0, mark: 0 };
+        }
+        let known = self.bound.outcome(due, at);
+        if let Some(outcome) = known.filter(|outcome| !outcome.allowed) {
+            return LimitReply::Approximate { by, outcome, mark: 0 };
         }
         let scarce_until = self.lease.as_ref().and_then(|key| key.scarce_until(at.now));
         match (scarce_until, known) {
             (Some(until), known) => {
-                let unknown = Outcome { limit: due.quota.limit(), ..Outcome::default() };
-                let known = known.map_or(unknown, |estimate| estimate.outcome(due));
+                let known = known.unwrap_or(Outcome { limit: due.quota.limit(), ..Outcome::default() });
                 // Permits are scarce: another request may pass when the store is asked again.
                 let retry = Some(Retry::After(until.since(at.now)));
                 let outcome = Outcome { allowed: false, remaining: 0, retry, ..known };
                 LimitReply::Approximate { by: Approximation::Permits, outcome, mark: 0 }
             }
-            (None, Some(estimate)) => estimate.reply(),
+            (None, Some(outcome)) => LimitReply::Approximate { by, outcome, mark: 0 },
             (None, None) => LimitReply::Unasked,
         }
     }
@@ -632,9 +632,10 @@ impl<S: Store + 'static> Future for ExactFlight<'_, S> {
 
     /// Not an `async` block, which would copy the reply: it is large.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
-        let reply = self.later.as_mut().poll(context);
+        let Self { later, flight } = &mut *self;
+        let reply = later.as_mut().poll(context);
         if let Poll::Ready(reply) = &reply {
-            self.flight.land(reply);
+            flight.land(reply);
         }
         reply
     }
