@@ -3,26 +3,24 @@
 //! An ID must be one that no other admission has, on any node. It need not be secret: receipts are authenticated.
 
 use crate::random;
-use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A counter, of which each number is shuffled by random words of this node. Shuffling is one to one, so the IDs of a
-/// node differ; those of two nodes are as unlikely to be the same as random numbers.
+/// Shuffles numbers by random words of this node. Shuffling is one to one, so the IDs of a node differ if its numbers do;
+/// those of two nodes are as unlikely to be the same as random numbers.
 #[derive(Debug)]
 pub(super) struct Ids {
-    count: AtomicU64,
     words: [u64; 2],
 }
 
 impl Ids {
     pub(super) fn new() -> Ids {
-        Ids { count: AtomicU64::new(0), words: [random::number(), random::number()] }
+        Ids { words: [random::number(), random::number()] }
     }
 
-    /// The next one.
+    /// The ID for a number that this node uses once.
     #[inline]
-    pub(super) fn next(&self) -> u64 {
+    pub(super) fn id(&self, number: u64) -> u64 {
         let [before, after] = self.words;
-        shuffled(self.count.fetch_add(1, Relaxed) ^ before) ^ after
+        shuffled(number ^ before) ^ after
     }
 }
 
@@ -43,7 +41,8 @@ mod tests {
     #[test]
     fn ids_of_several_nodes_differ() {
         let nodes: Vec<Ids> = (0..8).map(|_| Ids::new()).collect();
-        let ids: BTreeSet<u64> = (0..80_000).map(|number| nodes[number % 8].next()).collect();
+        let ids: BTreeSet<u64> =
+            nodes.iter().flat_map(|node| (0..10_000).map(|number| node.id(number))).collect();
         assert_eq!(ids.len(), 80_000);
     }
 }

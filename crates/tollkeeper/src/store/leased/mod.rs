@@ -202,7 +202,7 @@ impl<S: Store + 'static> Inner<S> {
         }
         // 2. Permits for every due.
         if deciding.dues().all(|due| due.is_covered) {
-            let mut reply = Reply::new(at.store, self.ids.next());
+            let mut reply = Reply::new(at.store, self.ids.id(deciding.locked.next_number()));
             deciding.admit(&mut reply);
             self.finish(&mut deciding);
             return StoreFuture::Ready(reply);

@@ -35,6 +35,8 @@ struct Shard<E> {
     used: Vec<bool>,
     /// The entry that is considered next when one must be replaced.
     hand: usize,
+    /// How many numbers were drawn under the lock of this shard.
+    numbers: u64,
 }
 
 #[derive(Debug)]
@@ -119,6 +121,19 @@ impl<E: Default> Locked<'_, E> {
         self.shard(print).entry(print)
     }
 
+    /// A number that no other call returns for this table. Counted in a shard, because a counter that all threads share
+    /// would take as long as a lock.
+    ///
+    /// # Panics
+    ///
+    /// If no shard is locked.
+    #[inline]
+    pub(super) fn next_number(&mut self) -> u64 {
+        let (number, shard) = self.first.as_mut().expect("a shard is locked");
+        shard.numbers += 1;
+        shard.numbers * SHARDS as u64 + *number as u64
+    }
+
     #[inline]
     fn shard(&mut self, print: u128) -> &mut Shard<E> {
         let shard = shard_of(print);
@@ -129,7 +144,7 @@ impl<E: Default> Locked<'_, E> {
 
 impl<E: Default> Shard<E> {
     fn new() -> Shard<E> {
-        Shard { index: Index::default(), entries: Vec::new(), used: Vec::new(), hand: 0 }
+        Shard { index: Index::default(), entries: Vec::new(), used: Vec::new(), hand: 0, numbers: 0 }
     }
 
     #[inline]
@@ -347,6 +362,13 @@ mod tests {
                 assert!((0..first).all(|number| known(number).is_none()), "{number}");
             }
         }
+    }
+
+    #[test]
+    fn numbers_of_all_shards_differ() {
+        let table = Table::<u64>::new();
+        let numbers = (0..10_000).map(|number| lock_one(&table, print(number)).next_number());
+        assert_eq!(numbers.collect::<std::collections::BTreeSet<u64>>().len(), 10_000);
     }
 
     #[test]
