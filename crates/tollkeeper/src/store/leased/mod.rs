@@ -140,7 +140,7 @@ struct Deciding<'a, 't> {
     wanted: Vec<Wanted>,
 }
 
-/// The dues of a toll while it is decided, in its order. None is `None`.
+/// The dues of a toll while it is decided, in its order. All are `Some`: a list with room inside needs a default.
 type DecidingDues<'a> = Inline<Option<DecidingDue<'a>>, 2>;
 
 #[derive(Clone, Copy, Debug)]

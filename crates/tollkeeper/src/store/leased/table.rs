@@ -212,7 +212,9 @@ const BUCKETS: usize = 2 * SHARD_KEYS;
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket(u32);
 
-const POSITION: u32 = BUCKETS as u32 - 1;
+/// The low bits.
+const POSITION: u32 = (1 << POSITION_BITS) - 1;
+const POSITION_BITS: u32 = BUCKETS.trailing_zeros();
 
 impl Bucket {
     #[inline]
@@ -237,7 +239,7 @@ impl Bucket {
 /// The bucket at which the search for such a part of a fingerprint begins.
 #[inline]
 fn home(part: u32) -> usize {
-    (part / BUCKETS as u32) as usize % BUCKETS
+    (part >> POSITION_BITS) as usize % BUCKETS
 }
 
 impl Index {
