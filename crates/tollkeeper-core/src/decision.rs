@@ -417,6 +417,7 @@ impl<'d> LimitDecision<'d> {
             LimitReply::Outcome { outcome, .. }
             | LimitReply::Degraded { outcome, .. }
             | LimitReply::Approximate { outcome, .. } => outcome.remaining,
+            LimitReply::Seen { .. } => self.outcome().remaining,
         }
     }
 
@@ -424,9 +425,10 @@ impl<'d> LimitDecision<'d> {
     pub fn granted(&self) -> u64 {
         match self.reply {
             LimitReply::Pending => 0,
-            LimitReply::Step { .. } | LimitReply::StepAt { .. } | LimitReply::Unasked => {
-                self.due.quota.limit()
-            }
+            LimitReply::Step { .. }
+            | LimitReply::StepAt { .. }
+            | LimitReply::Seen { .. }
+            | LimitReply::Unasked => self.due.quota.limit(),
             LimitReply::Outcome { outcome, .. }
             | LimitReply::Degraded { outcome, .. }
             | LimitReply::Approximate { outcome, .. } => outcome.limit,

@@ -61,6 +61,21 @@ pub enum LimitReply {
         /// Where the admission was entered: tick or window.
         mark: u64,
     },
+    /// As [`LimitReply::Approximate`], from a state that the store showed; its numbers are computed on demand.
+    Seen {
+        /// What it answered from.
+        by: Approximation,
+        /// Whether this limit allows the request.
+        allowed: bool,
+        /// The state of the key. This request is not charged to it.
+        state: StoredState<'static>,
+        /// The time on the store's clock.
+        now: Time,
+        /// Units that this node holds in permits. They count as remaining.
+        held: u64,
+        /// Where the admission was entered: tick or window.
+        mark: u64,
+    },
     /// Nothing is known: the store was not asked, because this node refused the request by another limit.
     Unasked,
 }
@@ -74,6 +89,24 @@ pub enum Approximation {
     DenialBound,
 }
 
+impl Approximation {
+    /// The numbers of an answer, given those of the last state and the units that this node holds in permits.
+    fn outcome(self, seen: Outcome, held: u64) -> Outcome {
+        let Outcome { limit, reset_after, next_after, .. } = seen;
+        match self {
+            Approximation::DenialBound => seen,
+            Approximation::Permits => Outcome {
+                allowed: true,
+                limit,
+                remaining: seen.remaining.saturating_add(held).min(limit),
+                reset_after,
+                next_after,
+                ..Outcome::default()
+            },
+        }
+    }
+}
+
 impl LimitReply {
     /// Whether this limit allows the request.
     #[inline]
@@ -84,6 +117,7 @@ impl LimitReply {
             LimitReply::Outcome { outcome, .. }
             | LimitReply::Degraded { outcome, .. }
             | LimitReply::Approximate { outcome, .. } => outcome.allowed,
+            LimitReply::Seen { allowed, .. } => *allowed,
             // It did not refuse the request.
             LimitReply::Unasked => true,
         }
@@ -106,6 +140,11 @@ impl LimitReply {
             LimitReply::Outcome { outcome, .. }
             | LimitReply::Degraded { outcome, .. }
             | LimitReply::Approximate { outcome, .. } => *outcome,
+            LimitReply::Seen { by, state, now, held, .. } => {
+                let request = KeyRequest { now: *now, ..*request };
+                let step = algorithm::step(quota, *state, &request);
+                by.outcome(algorithm::outcome(quota, *state, &request, &step, false), *held)
+            }
             LimitReply::Unasked => Outcome { allowed: true, limit: quota.limit(), ..Outcome::default() },
         }
     }
@@ -118,6 +157,9 @@ impl LimitReply {
             LimitReply::StepAt { step, charged, now } => {
                 due.outcome(StoredState::Nothing, *now, step, *charged)
             }
+            LimitReply::Seen { by, state, now, held, .. } => {
+                by.outcome(due.outcome(*state, *now, &due.step(*state, *now), false), *held)
+            }
             reply => reply.outcome(due.quota, &due.request(now)),
         }
     }
@@ -129,7 +171,10 @@ impl LimitReply {
 
     /// What this node answered from instead of asking the store, if it did.
     pub fn approximation(&self) -> Option<Approximation> {
-        if let LimitReply::Approximate { by, .. } = self { Some(*by) } else { None }
+        match self {
+            LimitReply::Approximate { by, .. } | LimitReply::Seen { by, .. } => Some(*by),
+            _ => None,
+        }
     }
 
     /// Whether the key shares its state with others. A `Step` is never of a shared state.
@@ -142,7 +187,9 @@ impl LimitReply {
         match self {
             LimitReply::Pending | LimitReply::Degraded { .. } | LimitReply::Unasked => 0,
             LimitReply::Step { step, .. } | LimitReply::StepAt { step, .. } => step.effect.mark(),
-            LimitReply::Outcome { mark, .. } | LimitReply::Approximate { mark, .. } => *mark,
+            LimitReply::Outcome { mark, .. }
+            | LimitReply::Approximate { mark, .. }
+            | LimitReply::Seen { mark, .. } => *mark,
         }
     }
 }

@@ -19,6 +19,7 @@ mod wait_queue;
 
 use std::fmt;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
 use tollkeeper_core::toll::TollRequest;
@@ -75,6 +76,9 @@ pub(crate) struct Inner {
     observer: OnceLock<Arc<dyn Observer>>,
     pub(crate) overrides: Arc<OverrideBook>,
 }
+
+/// A reply that a remote store has yet to give.
+type PendingReply<'a> = Pin<Box<dyn Future<Output = Reply> + Send + 'a>>;
 
 /// Where decisions are made.
 #[derive(Debug)]
@@ -375,22 +379,22 @@ impl Limiter {
         })
     }
 
-    /// Has the store decide a toll, in place; the reply to wait for if the store is remote. The memory store decides at
+    /// Has the store decide a toll, in place; the reply to wait for if it is not there yet. The memory store decides at
     /// the time `now`, if the clock has been read already. Nothing else in the library asks a store to decide.
     #[inline(always)]
-    fn ask_store<'a>(
-        &'a self,
-        decided: &mut DecidedToll<'_>,
-        now: Option<Time>,
-    ) -> Option<StoreFuture<'a, Reply>> {
+    fn ask_store<'a>(&'a self, decided: &mut DecidedToll<'_>, now: Option<Time>) -> Option<PendingReply<'a>> {
         match &self.inner.backend {
             Backend::Memory(store) => {
                 let now = now.unwrap_or_else(|| self.inner.clock.now());
                 decided.decide(|toll, reply| store.decide_into(toll, now, reply));
-                None
             }
-            Backend::Remote(store) => Some(store.decide(decided.toll())),
+            Backend::Remote(store) => match store.decide(decided.toll()) {
+                StoreFuture::Ready(reply) => decided.decide(|_, empty| *empty = reply),
+                StoreFuture::Later(reply) => return Some(reply),
+                StoreFuture::Taken => unreachable!("a store returns a reply that was not taken"),
+            },
         }
+        None
     }
 
     /// Records a decision with the observer. Nothing else in the library calls it.

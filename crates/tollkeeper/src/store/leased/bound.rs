@@ -36,13 +36,13 @@ pub(super) struct Bound {
     /// How many sightings there were, so that a toll knows whether `in_flight` still includes it.
     sightings: u64,
     /// How many tolls with this key are not answered yet.
-    unanswered: u64,
+    unanswered: u32,
     /// A toll that was sent before this saw a state that is no longer valid.
     valid_from: Time,
 }
 
 /// The state of a key, and when it was seen.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Sighting {
     state: SeenState,
     /// On the store's clock.
@@ -53,14 +53,15 @@ pub(super) struct Sighting {
     received: Time,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum SeenState {
     /// The state of a bucket, and the count that it had drained by. The store keeps the state as it was last written, and
     /// a larger count drains that faster, also for the time before.
     Meter(meter::State, u64),
     FixedWindow(fixed_window::State),
     SlidingWindow(sliding_window::State),
-    Log(SeenLog),
+    /// Boxed, because it is large and rare.
+    Log(Box<SeenLog>),
 }
 
 /// What a reply shows of a sliding log, whose timestamps are not sent.
@@ -116,10 +117,13 @@ impl Bound {
         last.decide(due, if refuses { last.earliest(at.now) } else { latest }, self.in_flight)
     }
 
-    /// The numbers of this due from the last state, however old it is.
-    pub(super) fn last_outcome(&self, due: &Due<'_>, at: Moment) -> Option<Outcome> {
+    /// The last state, however old it is, and the earliest time that the store's clock can show: the numbers of this due
+    /// can be computed from it. `None` if there is none, or if it does not tell.
+    #[inline]
+    pub(super) fn last_state(&self, due: &Due<'_>, at: Moment) -> Option<(StoredState<'static>, Time)> {
         let last = self.last.as_ref()?;
-        last.decide(due, last.earliest(at.now), self.in_flight)
+        let time = last.earliest(at.now);
+        Some((last.stored(due, time, self.in_flight)?, time))
     }
 
     /// The last sighting, unless it is time to ask the store again.
@@ -177,7 +181,7 @@ impl Sighting {
             LimitReply::Step { step, charged } => (step, *charged, time),
             LimitReply::StepAt { step, charged, now } => (step, *charged, *now),
             LimitReply::Outcome { outcome, .. } if asked.is_log => {
-                let state = SeenState::Log(SeenLog::of(asked, outcome, time)?);
+                let state = SeenState::Log(Box::new(SeenLog::of(asked, outcome, time)?));
                 return Some(Sighting { state, time, sent, received });
             }
             _ => return None,
@@ -248,19 +252,30 @@ impl Sighting {
     }
 
     fn step(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Step> {
-        let seen = match self.state {
+        let seen = self.stored(due, time, taken)?;
+        Some(due.step(seen, time))
+    }
+
+    /// The state, with `taken` more units charged at this time. `None` if it does not tell.
+    #[inline]
+    fn stored(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<StoredState<'static>> {
+        let seen = match &self.state {
             _ if due.quota.count() == 0 => return None,
-            SeenState::Meter(_, count) if due.quota.count() > count => return None,
-            SeenState::Meter(state, _) => State::Meter(state),
-            SeenState::FixedWindow(state) => State::FixedWindow(state),
-            SeenState::SlidingWindow(state) => State::SlidingWindow(state),
+            SeenState::Meter(_, count) if due.quota.count() > *count => return None,
+            SeenState::Meter(state, _) => StoredState::Meter(*state),
+            SeenState::FixedWindow(state) => StoredState::FixedWindow(*state),
+            SeenState::SlidingWindow(state) => StoredState::SlidingWindow(*state),
             SeenState::Log(_) => return None,
         };
-        let seen = match taken {
-            0 => seen,
-            _ => algorithm::add(due.quota, Some(seen), time, due.shift, taken),
-        };
-        Some(due.step(seen.stored(), time))
+        if taken == 0 {
+            return Some(seen);
+        }
+        match algorithm::add(due.quota, seen.to_state(), time, due.shift, taken) {
+            State::Meter(state) => Some(StoredState::Meter(state)),
+            State::FixedWindow(state) => Some(StoredState::FixedWindow(state)),
+            State::SlidingWindow(state) => Some(StoredState::SlidingWindow(state)),
+            State::SlidingLog(_) | State::Concurrency(_) => None,
+        }
     }
 }
 

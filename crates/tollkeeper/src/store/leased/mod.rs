@@ -10,34 +10,36 @@
 
 mod bound;
 mod heat;
+mod ids;
 mod leased_key;
 mod permits;
 mod request;
 mod table;
 
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 
 use tollkeeper_core::charge::ItemKey;
 use tollkeeper_core::decision::admitted;
 use tollkeeper_core::inline::Inline;
 use tollkeeper_core::lease::Lease;
 use tollkeeper_core::{
-    Approximation, Charge, Due, Key, KeyCorrection, LimitReply, Outcome, Reply, Retry, Secret, Slot, Time,
-    Toll, siphash,
+    Approximation, Charge, Due, Key, KeyCorrection, LimitReply, Outcome, Reply, Retry, Slot, Time, Toll,
 };
 
 use crate::clock::Clock;
 use crate::limiter::observer::{Observer, Permits as PermitState};
-use crate::random;
 use crate::store::{Correction, LeaseGrant, LeaseRequest, Store, StoreFuture, Unavailable};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use bound::{AskedDue, Bound, Moment, Sighting, Ticket};
+use ids::Ids;
 use leased_key::LeasedKey;
 use permits::Taken;
 use request::Spawner;
 pub use request::Task;
-use table::{Locked, Prints, Table};
+use table::{Locked, Table};
 
 /// What a node may answer without asking the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +69,7 @@ struct Inner<S> {
     valid_from: AtomicU64,
     /// How far the store's clock is ahead of this node's (µs), as the last answer showed it.
     ahead: AtomicI64,
-    /// The source of the IDs of admissions from permits: a secret, and a counter.
-    ids: (Secret, AtomicU64),
+    ids: Ids,
     spawner: Spawner,
     observer: OnceLock<Arc<dyn Observer>>,
 }
@@ -110,7 +111,7 @@ impl<S: Store> Leased<S> {
             table: Table::new(),
             valid_from: AtomicU64::new(0),
             ahead: AtomicI64::new(0),
-            ids: (random::secret(), AtomicU64::new(0)),
+            ids: Ids::new(),
             spawner,
             observer: OnceLock::new(),
         }))
@@ -127,128 +128,144 @@ impl<S: Store> Leased<S> {
     }
 }
 
-/// The terms of the leases of each due; `None` if it is not leased.
-type Leases = Inline<Option<Lease>, 2>;
-
 /// A toll while it is decided, with the shards of its keys locked.
 struct Deciding<'a, 't> {
     toll: &'a Toll<'a>,
-    prints: Prints,
-    leases: Leases,
-    /// Whether no due is leased.
-    is_exact: bool,
+    dues: &'t mut DecidingDues<'a>,
     locked: Locked<'t, Known>,
     at: Moment,
     /// Units that expired or were dropped, by due.
     expired: Vec<(usize, u64)>,
+    /// Units to ask the store for.
+    wanted: Vec<Wanted>,
+}
+
+/// The dues of a toll while it is decided, in its order. All are `Some`: a list with room inside needs a default.
+type DecidingDues<'a> = Inline<Option<DecidingDue<'a>>, 2>;
+
+#[derive(Clone, Copy, Debug)]
+struct DecidingDue<'a> {
+    due: Due<'a>,
+    key: DueKey,
+    /// Whether permits cover it.
+    is_covered: bool,
+    /// Whether the bound refuses it.
+    is_bounded: bool,
+}
+
+/// The key of a due.
+#[derive(Clone, Copy, Debug, Default)]
+struct DueKey {
+    print: u128,
+    /// The terms of its leases; `None` if it is not leased.
+    lease: Option<Lease>,
+}
+
+/// The keys of the dues of a toll, in its order.
+type DueKeys = Inline<DueKey, 2>;
+
+/// Units to ask the store for.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    /// The index of the due.
+    index: usize,
+    units: u64,
+    generation: u64,
 }
 
 impl<S: Store + 'static> Inner<S> {
     fn decide(self: &Arc<Self>, toll: &Toll) -> StoreFuture<'_, Reply> {
-        let (mut leases, mut prints) = (Leases::default(), Prints::default());
+        let mut dues = DecidingDues::default();
+        let mut is_exact = true;
         for due in toll.dues() {
-            leases.push(Lease::of_due(&due, toll.policy()));
-            prints.push(self.table.print(due.key));
+            let key = DueKey { print: self.table.print(due.key), lease: Lease::of_due(&due, toll.policy()) };
+            is_exact &= key.lease.is_none();
+            dues.push(Some(DecidingDue { due, key, is_covered: false, is_bounded: false }));
         }
-        let is_exact = leases.iter().all(Option::is_none);
         if toll.is_empty() || is_exact && !self.settings.denial_bound {
             return self.store.decide(toll);
         }
-        let locked = self.table.lock(&prints);
+        let locked = self.table.lock(dues.iter().flatten().map(|due| due.key.print));
         // The clock is read under the locks: a permit is spent at this time.
         let at = self.moment();
-        let mut deciding = Deciding { toll, prints, leases, is_exact, locked, at, expired: Vec::new() };
+        let mut deciding =
+            Deciding { toll, dues: &mut dues, locked, at, expired: Vec::new(), wanted: Vec::new() };
         if !toll.verb().charges() {
-            let flight = Flight::start(self, &mut deciding, &[]);
-            return self.ask_whole(deciding, flight);
+            return self.ask_whole(&mut deciding);
         }
-        let covered = deciding.covered();
         // 1. A due without permits that certainly is refused.
-        if deciding.is_refused(&covered, self.settings.denial_bound) {
-            let reply = deciding.refuse(&covered);
-            self.finish(deciding);
+        if deciding.is_refused(self.settings.denial_bound) {
+            let mut reply = Reply::new(at.store, 0);
+            deciding.refuse(&mut reply);
+            self.finish(&mut deciding);
             return StoreFuture::Ready(reply);
         }
         // 2. Permits for every due.
-        if covered.iter().all(|covered| *covered) {
-            let reply = deciding.admit(self.next_id());
-            self.finish(deciding);
+        if deciding.dues().all(|due| due.is_covered) {
+            let mut reply = Reply::new(at.store, self.ids.id(deciding.locked.next_number()));
+            deciding.admit(&mut reply);
+            self.finish(&mut deciding);
             return StoreFuture::Ready(reply);
         }
         // 3. The store decides the rest.
-        let held = deciding.hold(&covered);
-        let flight = Flight::start(self, &mut deciding, &covered);
-        if held.is_empty() {
-            return self.ask_whole(deciding, flight);
+        if deciding.dues().any(|due| due.is_covered) {
+            return self.ask_part(&mut deciding);
         }
-        let rest: Vec<usize> = (0..toll.len()).filter(|index| !covered[*index]).collect();
-        let part = Part { toll: toll.clone().into_owned(), rest: toll.part(&rest), indexes: rest, held };
-        let leases = self.finish(deciding);
-        match self.store.decide(&part.rest) {
-            StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_part(&part, &leases, &reply)),
+        self.ask_whole(&mut deciding)
+    }
+
+    /// Has the store decide a whole toll.
+    fn ask_whole<'s>(self: &'s Arc<Self>, deciding: &mut Deciding<'_, '_>) -> StoreFuture<'s, Reply> {
+        let mut flight = Flight::start(self, deciding);
+        self.finish(deciding);
+        let toll = deciding.toll;
+        match self.store.decide(toll) {
+            // Only leases need the toll again, and a copy of it is expensive.
+            StoreFuture::Later(later) if deciding.dues().all(|due| due.key.lease.is_none()) => {
+                StoreFuture::Later(Box::pin(ExactFlight { later, flight }))
+            }
+            StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_whole(toll, &deciding.keys(), reply)),
             later => {
-                let later = later.boxed();
+                let (later, toll, keys) = (later.boxed(), toll.clone().into_owned(), deciding.keys());
                 StoreFuture::Later(Box::pin(async move {
                     let reply = later.await;
-                    flight.end_part(&part, &leases, &reply)
+                    flight.end_whole(&toll, &keys, reply)
                 }))
             }
         }
     }
 
-    /// Has the store decide a whole toll.
-    fn ask_whole<'s>(
-        self: &'s Arc<Self>,
-        deciding: Deciding<'_, '_>,
-        mut flight: Flight<'s, S>,
-    ) -> StoreFuture<'s, Reply> {
-        let (toll, is_exact) = (deciding.toll, deciding.is_exact);
-        let leases = self.finish(deciding);
-        let later = match self.store.decide(toll) {
-            StoreFuture::Ready(reply) => return StoreFuture::Ready(flight.end_whole(toll, &leases, reply)),
-            later => later.boxed(),
-        };
-        // Only leases need the toll again, and a copy of it is expensive.
-        if is_exact {
-            return StoreFuture::Later(Box::pin(async move {
-                let reply = later.await;
-                flight.land(&reply);
-                reply
-            }));
+    /// Takes the permits of the dues that they cover, and has the store decide the others.
+    fn ask_part<'s>(self: &'s Arc<Self>, deciding: &mut Deciding<'_, '_>) -> StoreFuture<'s, Reply> {
+        let held = deciding.hold();
+        let flight = Flight::start(self, deciding);
+        self.finish(deciding);
+        let (toll, keys) = (deciding.toll, deciding.keys());
+        let uncovered = deciding.dues().enumerate().filter(|(_, due)| !due.is_covered);
+        let indexes: Vec<usize> = uncovered.map(|(index, _)| index).collect();
+        let part = Part { toll: toll.clone().into_owned(), rest: toll.part(&indexes), indexes, held };
+        match self.store.decide(&part.rest) {
+            StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_part(&part, &keys, &reply)),
+            later => {
+                let later = later.boxed();
+                StoreFuture::Later(Box::pin(async move {
+                    let reply = later.await;
+                    flight.end_part(&part, &keys, &reply)
+                }))
+            }
         }
-        let toll = toll.clone().into_owned();
-        StoreFuture::Later(Box::pin(async move {
-            let reply = later.await;
-            flight.end_whole(&toll, &leases, reply)
-        }))
     }
 
-    /// Unlocks the keys of a toll, and asks for permits where they run low. Returns the terms of its leases.
-    fn finish(self: &Arc<Self>, mut deciding: Deciding<'_, '_>) -> Leases {
-        if deciding.is_exact {
-            return deciding.leases;
+    /// Unlocks the keys of a toll, and asks for permits where they run low.
+    #[inline]
+    fn finish(self: &Arc<Self>, deciding: &mut Deciding<'_, '_>) {
+        deciding.locked.unlock();
+        for (index, units) in &deciding.expired {
+            self.count(deciding.toll.get(*index).rule.name(), PermitState::Expired, *units);
         }
-        let mut wanted = Vec::new();
-        for (index, due) in deciding.toll.dues().enumerate() {
-            let Some(lease) = deciding.leases[index] else { continue };
-            let (print, at) = (deciding.prints[index], deciding.at);
-            wanted.extend(
-                deciding
-                    .locked
-                    .get(print)
-                    .and_then(|known| known.want(&due, &lease, at))
-                    .map(|(want, generation)| (index, want, lease, generation)),
-            );
+        for wanted in &deciding.wanted {
+            self.ask_for_permits(deciding.toll, &deciding.keys(), *wanted);
         }
-        let Deciding { toll, prints, leases, locked, expired, .. } = deciding;
-        drop(locked);
-        for (index, units) in expired {
-            self.count(toll.get(index).rule.name(), PermitState::Expired, units);
-        }
-        for (index, want, lease, generation) in wanted {
-            self.ask_for_permits(prints[index], toll.part(&[index]), want, lease, generation);
-        }
-        leases
     }
 
     fn moment(&self) -> Moment {
@@ -262,13 +279,6 @@ impl<S: Store + 'static> Inner<S> {
     fn see_clock(&self, time: Time, now: Time) {
         let ahead = i128::from(time.as_micros()) - i128::from(now.as_micros());
         self.ahead.store(i64::try_from(ahead).unwrap_or(0), Relaxed);
-    }
-
-    /// An ID that no other admission has, on any node.
-    fn next_id(&self) -> u64 {
-        let (secret, counter) = &self.ids;
-        let hash = siphash::hash(secret, &counter.fetch_add(1, SeqCst).to_le_bytes());
-        u64::try_from(hash & u128::from(u64::MAX)).expect("64 bits")
     }
 
     /// Counts units of a limit.
@@ -296,113 +306,106 @@ impl<S: Store + 'static> Inner<S> {
 }
 
 impl Known {
-    /// How many units to ask the store for, and the generation of the permits; `None` if it should not be asked now.
-    fn want(&mut self, due: &Due<'_>, lease: &Lease, at: Moment) -> Option<(u64, u64)> {
+    /// The units to ask the store for; `None` if it should not be asked now. `index` is that of the due.
+    fn want(&mut self, index: usize, due: &Due<'_>, lease: Option<Lease>, at: Moment) -> Option<Wanted> {
         let key = self.lease.as_mut()?;
-        let want = key.want(lease, at.now)?;
+        let units = key.want(&lease?, at.now)?;
         if self.bound.refuses(&due.with_cost(1), at) {
             return None;
         }
         key.ask();
-        Some((want, key.generation))
+        Some(Wanted { index, units, generation: key.generation })
     }
 
-    /// The numbers of a due that permits admit, or admitted if `due` was charged.
-    fn permit_outcome(&self, due: &Due<'_>, at: Moment) -> Outcome {
-        let limit = due.quota.limit();
-        let known = self.bound.last_outcome(due, at);
+    /// The reply for a due that permits admit, or admitted if `due` was charged.
+    #[inline]
+    fn permit_reply(&self, due: &Due<'_>, at: Moment, mark: u64) -> LimitReply {
         let held = self.lease.as_ref().map_or(0, |key| key.pool.units());
-        Outcome {
-            allowed: true,
-            limit,
-            remaining: known.map_or(0, |outcome| outcome.remaining).saturating_add(held).min(limit),
-            reset_after: known.and_then(|outcome| outcome.reset_after),
-            next_after: known.and_then(|outcome| outcome.next_after),
-            ..Outcome::default()
+        let by = Approximation::Permits;
+        if let Some((state, now)) = self.bound.last_state(due, at) {
+            return LimitReply::Seen { by, allowed: true, state, now, held, mark };
         }
+        let limit = due.quota.limit();
+        let outcome = Outcome { allowed: true, limit, remaining: held.min(limit), ..Outcome::default() };
+        LimitReply::Approximate { by, outcome, mark }
     }
 }
 
-impl Deciding<'_, '_> {
-    /// Whether the permits of each due cover it.
-    fn covered(&mut self) -> Inline<bool, 4> {
-        let mut covered = Inline::default();
-        if self.is_exact {
-            covered.resize(self.prints.len());
-            return covered;
-        }
-        for (index, due) in self.toll.dues().enumerate() {
-            covered.push(match (self.leases[index], self.locked.get(self.prints[index])) {
-                (Some(lease), Some(Known { lease: Some(key), .. })) => {
-                    let dropped = key.refresh(&due, &lease, self.at.now);
-                    if dropped > 0 {
-                        self.expired.push((index, dropped));
-                    }
-                    key.pool.units() >= due.cost.max(1)
-                }
-                _ => false,
-            });
-        }
-        covered
+impl<'a> Deciding<'a, '_> {
+    fn dues(&self) -> impl Iterator<Item = &DecidingDue<'a>> {
+        self.dues.iter().flatten()
     }
 
-    /// Whether an enforced due that permits do not cover is certainly refused.
-    fn is_refused(&mut self, covered: &[bool], denial_bound: bool) -> bool {
-        let Deciding { toll, prints, locked, at, .. } = self;
-        toll.dues().enumerate().any(|(index, due)| {
-            !covered[index]
-                && due.enforced()
-                && locked.get(prints[index]).is_some_and(|known| {
-                    denial_bound && known.bound.refuses(&due, *at) || is_scarce(known, &due, at.now)
-                })
-        })
+    fn keys(&self) -> DueKeys {
+        let mut keys = DueKeys::default();
+        self.dues().for_each(|due| keys.push(due.key));
+        keys
+    }
+
+    /// Whether an enforced due is certainly refused. Notes which dues the permits cover: those are not.
+    fn is_refused(&mut self, denial_bound: bool) -> bool {
+        let at = self.at;
+        let mut is_refused = false;
+        for (index, deciding) in self.dues.iter_mut().flatten().enumerate() {
+            let DecidingDue { due, key, is_covered, is_bounded } = deciding;
+            let Some(known) = self.locked.get(key.print) else { continue };
+            if let (Some(lease), Some(leased)) = (&key.lease, &mut known.lease) {
+                let dropped = leased.refresh(due, lease, at.now);
+                if dropped > 0 {
+                    self.expired.push((index, dropped));
+                }
+                *is_covered = leased.pool.units() >= due.cost.max(1);
+            }
+            if !*is_covered && due.enforced() {
+                *is_bounded = denial_bound && known.bound.refuses(due, at);
+                is_refused |= *is_bounded || is_scarce(known, due, at.now);
+            }
+        }
+        is_refused
     }
 
     /// Refuses the toll from what this node knows.
-    fn refuse(&mut self, covered: &[bool]) -> Reply {
-        let mut reply = Reply::new(self.at.store, 0);
-        for (index, due) in self.toll.dues().enumerate() {
-            let lease = self.leases[index];
-            reply.push(match self.locked.get(self.prints[index]) {
-                Some(known) if covered[index] => {
-                    let outcome = known.permit_outcome(&due, self.at);
-                    LimitReply::Approximate { by: Approximation::Permits, outcome, mark: 0 }
-                }
-                Some(known) => {
-                    let limit = known.refusal(&due, self.at);
-                    if !limit.allowed() {
-                        known.demand(&due, lease, self.at.now);
-                    }
-                    limit
-                }
-                None => LimitReply::Unasked,
-            });
+    fn refuse(&mut self, reply: &mut Reply) {
+        let at = self.at;
+        for (index, deciding) in self.dues.iter().flatten().enumerate() {
+            let DecidingDue { due, key, .. } = deciding;
+            let Some(known) = self.locked.get(key.print) else {
+                reply.push(LimitReply::Unasked);
+                continue;
+            };
+            let limit = match deciding.is_covered {
+                true => known.permit_reply(due, at, 0),
+                false => known.refusal(due, at, deciding.is_bounded),
+            };
+            if !limit.allowed() {
+                known.demand(due, key.lease, at.now);
+            }
+            reply.push(limit);
+            self.wanted.extend(known.want(index, due, key.lease, at));
         }
-        reply
     }
 
-    /// Admits the toll: permits cover every due, and are taken.
-    fn admit(&mut self, id: u64) -> Reply {
-        let mut reply = Reply::new(self.at.store, id);
-        for (index, due) in self.toll.dues().enumerate() {
-            let known = self.locked.entry(self.prints[index]);
-            let taken = known.lease.as_mut().map(|key| key.pool.take(due.cost));
-            let mark = taken.map_or(0, |taken| permits::mark(&taken));
-            let outcome = known.permit_outcome(&due, self.at);
-            known.demand(&due, self.leases[index], self.at.now);
-            reply.push(LimitReply::Approximate { by: Approximation::Permits, outcome, mark });
+    /// Admits the toll: permits cover every due, and are spent.
+    fn admit(&mut self, reply: &mut Reply) {
+        let at = self.at;
+        for (index, DecidingDue { due, key, .. }) in self.dues.iter().flatten().enumerate() {
+            let known = self.locked.entry(key.print);
+            let mark = known.lease.as_mut().map_or(0, |leased| leased.pool.spend(due.cost));
+            reply.push(known.permit_reply(due, at, mark));
+            known.demand(due, key.lease, at.now);
+            self.wanted.extend(known.want(index, due, key.lease, at));
         }
-        reply
     }
 
     /// Takes the permits of the dues that they cover. They are put back if the store refuses the rest.
-    fn hold(&mut self, covered: &[bool]) -> Vec<Held> {
+    fn hold(&mut self) -> Vec<Held> {
         let mut held = Vec::new();
-        for (index, due) in self.toll.dues().enumerate().filter(|(index, _)| covered[*index]) {
-            let key = self.locked.get(self.prints[index]).and_then(|known| known.lease.as_mut());
-            held.extend(key.map(|key| {
-                let (taken, generation) = (key.pool.take(due.cost), key.generation);
-                Held { index, print: self.prints[index], taken, generation }
+        let covered = self.dues.iter().flatten().enumerate().filter(|(_, due)| due.is_covered);
+        for (index, DecidingDue { due, key, .. }) in covered {
+            let leased = self.locked.get(key.print).and_then(|known| known.lease.as_mut());
+            held.extend(leased.map(|leased| {
+                let (taken, generation) = (leased.pool.take(due.cost), leased.generation);
+                Held { index, taken, generation }
             }));
         }
         held
@@ -410,11 +413,15 @@ impl Deciding<'_, '_> {
 }
 
 impl Known {
-    /// The numbers of a due in a toll that this node refuses.
-    fn refusal(&self, due: &Due<'_>, at: Moment) -> LimitReply {
+    /// The reply for a due in a toll that this node refuses. `is_bounded` if the bound is known to refuse it.
+    fn refusal(&self, due: &Due<'_>, at: Moment, is_bounded: bool) -> LimitReply {
+        let by = Approximation::DenialBound;
+        if is_bounded && let Some((state, now)) = self.bound.last_state(due, at) {
+            return LimitReply::Seen { by, allowed: false, state, now, held: 0, mark: 0 };
+        }
         let known = self.bound.outcome(due, at);
         if let Some(outcome) = known.filter(|outcome| !outcome.allowed) {
-            return LimitReply::Approximate { by: Approximation::DenialBound, outcome, mark: 0 };
+            return LimitReply::Approximate { by, outcome, mark: 0 };
         }
         let scarce_until = self.lease.as_ref().and_then(|key| key.scarce_until(at.now));
         match (scarce_until, known) {
@@ -425,9 +432,7 @@ impl Known {
                 let outcome = Outcome { allowed: false, remaining: 0, retry, ..known };
                 LimitReply::Approximate { by: Approximation::Permits, outcome, mark: 0 }
             }
-            (None, Some(outcome)) => {
-                LimitReply::Approximate { by: Approximation::DenialBound, outcome, mark: 0 }
-            }
+            (None, Some(outcome)) => LimitReply::Approximate { by, outcome, mark: 0 },
             (None, None) => LimitReply::Unasked,
         }
     }
@@ -450,7 +455,6 @@ fn is_scarce(known: &Known, due: &Due<'_>, now: Time) -> bool {
 struct Held {
     /// The index of the due.
     index: usize,
-    print: u128,
     taken: Taken,
     generation: u64,
 }
@@ -480,38 +484,41 @@ struct SentDue {
 }
 
 impl<'s, S: Store + 'static> Flight<'s, S> {
-    /// Sends the dues that permits do not cover.
-    fn start(store: &'s Arc<Inner<S>>, deciding: &mut Deciding<'_, '_>, covered: &[bool]) -> Flight<'s, S> {
-        let Deciding { toll, prints, locked, at, .. } = deciding;
+    /// Sends the dues that permits do not cover, and notes where permits run low.
+    fn start(store: &'s Arc<Inner<S>>, deciding: &mut Deciding<'_, '_>) -> Flight<'s, S> {
+        let Deciding { toll, dues, locked, at, wanted, .. } = deciding;
         let charges = toll.verb().charges();
         let mut sent_dues = Inline::<SentDue, 2>::default();
-        let is_covered = |index: usize| covered.get(index).copied().unwrap_or(false);
-        for (index, due) in toll.dues().enumerate().filter(|(index, _)| !is_covered(*index)) {
-            let print = prints[index];
+        for DecidingDue { due, key, .. } in dues.iter().flatten().filter(|due| !due.is_covered) {
             let ticket = match due.is_slot() || due.quota.count() == 0 {
                 // The store shows no state for these.
                 true => Ticket::default(),
-                false => locked.entry(print).bound.send(if charges { due.cost } else { 0 }),
+                false => locked.entry(key.print).bound.send(if charges { due.cost } else { 0 }),
             };
-            sent_dues.push(SentDue { print, ticket, asked: AskedDue::of(&due) });
+            sent_dues.push(SentDue { print: key.print, ticket, asked: AskedDue::of(due) });
+        }
+        let leased = dues.iter().flatten().enumerate().filter(|(_, due)| due.key.lease.is_some());
+        for (index, DecidingDue { due, key, .. }) in leased {
+            let known = locked.get(key.print);
+            wanted.extend(known.and_then(|known| known.want(index, due, key.lease, *at)));
         }
         Flight { store, sent_dues, sent: at.now }
     }
 
     /// Ends the flight of a whole toll.
-    fn end_whole(&mut self, toll: &Toll, leases: &Leases, mut reply: Reply) -> Reply {
+    fn end_whole(&mut self, toll: &Toll, keys: &DueKeys, mut reply: Reply) -> Reply {
         self.land(&reply);
         if toll.verb().charges() {
-            self.store.count_demand(toll, leases, &reply);
+            self.store.count_demand(toll, keys, &reply);
         } else {
-            self.store.add_permits(toll, leases, &mut reply);
+            self.store.add_permits(toll, keys, &mut reply);
         }
         reply
     }
 
     /// Ends the flight of a part. The rest of the toll was covered by permits, which are put back if the part is
     /// refused.
-    fn end_part(mut self, part: &Part, leases: &Leases, part_reply: &Reply) -> Reply {
+    fn end_part(mut self, part: &Part, keys: &DueKeys, part_reply: &Reply) -> Reply {
         let received = self.land(part_reply);
         let Part { toll, rest, indexes, held } = part;
         let modes = rest.dues().map(|due| due.mode());
@@ -522,8 +529,8 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
         for (index, limit) in indexes.iter().zip(part_reply.limits()) {
             limits[*index] = *limit;
         }
-        for Held { index, print, taken, generation } in held {
-            let due = toll.get(*index);
+        for Held { index, taken, generation } in held {
+            let (due, mark) = (toll.get(*index), permits::mark(taken));
             let update = |known: &mut Known| {
                 let mut expired = 0;
                 if let Some(key) = known.lease.as_mut().filter(|_| !passes) {
@@ -532,37 +539,36 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
                         false => taken.iter().map(|permits| permits.units).sum(),
                     };
                 }
-                (known.permit_outcome(&due, at), expired)
+                (known.permit_reply(&due, at, mark), expired)
             };
-            let (outcome, expired) = self.store.table.update(*print, update).unwrap_or_else(|| {
-                let outcome = Outcome { allowed: true, limit: due.quota.limit(), ..Outcome::default() };
-                (outcome, if passes { 0 } else { due.cost })
+            let (limit, expired) = self.store.table.update(keys[*index].print, update).unwrap_or_else(|| {
+                (Known::default().permit_reply(&due, at, mark), if passes { 0 } else { due.cost })
             });
             self.store.count(due.rule.name(), PermitState::Expired, expired);
-            let mark = permits::mark(taken);
-            limits[*index] = LimitReply::Approximate { by: Approximation::Permits, outcome, mark };
+            limits[*index] = limit;
         }
-        self.store.count_demand(toll, leases, &reply);
+        self.store.count_demand(toll, keys, &reply);
         reply
     }
 
     /// Remembers the states that the reply shows, and returns when it was received.
     fn land(&mut self, reply: &Reply) -> Time {
-        let received = self.store.clock.now();
+        let Flight { store, sent_dues, sent } = self;
+        let received = store.clock.now();
         if reply.limits().iter().all(|limit| limit.degraded().is_none()) {
-            self.store.see_clock(reply.time(), received);
+            store.see_clock(reply.time(), received);
         }
-        let sent_dues = std::mem::take(&mut self.sent_dues);
         for (SentDue { print, ticket, asked }, limit) in sent_dues.iter().zip(reply.limits()) {
-            self.store.table.update(*print, |known| {
+            store.table.update(*print, |known| {
                 known.bound.land(*ticket);
                 if limit.degraded().is_some() {
                     known.bound.void(received);
-                } else if let Some(seen) = Sighting::of(*asked, limit, reply.time(), self.sent, received) {
+                } else if let Some(seen) = Sighting::of(*asked, limit, reply.time(), *sent, received) {
                     known.bound.see(seen);
                 }
             });
         }
+        sent_dues.truncate(0);
         received
     }
 }
@@ -570,32 +576,31 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
 impl<S: Store + 'static> Inner<S> {
     /// Counts an admitted toll as demand for all its keys, a refused one for the keys that refused it. Then asks for
     /// permits where they run low.
-    fn count_demand(self: &Arc<Self>, toll: &Toll, leases: &Leases, reply: &Reply) {
-        if leases.iter().all(Option::is_none) {
+    fn count_demand(self: &Arc<Self>, toll: &Toll, keys: &DueKeys, reply: &Reply) {
+        if keys.iter().all(|key| key.lease.is_none()) {
             return;
         }
         let modes = toll.dues().map(|due| due.mode());
         let passes = admitted(modes.zip(reply.limits().iter().map(LimitReply::allowed)));
         let at = self.moment();
         for (index, (due, limit)) in toll.dues().zip(reply.limits()).enumerate() {
-            let Some(lease) = leases[index].filter(|_| passes || !limit.allowed()) else { continue };
-            let print = self.table.print(due.key);
-            let wanted = self.table.update(print, |known| {
+            let Some(lease) = keys[index].lease.filter(|_| passes || !limit.allowed()) else { continue };
+            let wanted = self.table.update(keys[index].print, |known| {
                 known.demand(&due, Some(lease), at.now);
-                known.want(&due, &lease, at)
+                known.want(index, &due, Some(lease), at)
             });
-            if let Some((want, generation)) = wanted.flatten() {
-                self.ask_for_permits(print, toll.part(&[index]), want, lease, generation);
+            if let Some(wanted) = wanted.flatten() {
+                self.ask_for_permits(toll, keys, wanted);
             }
         }
     }
 
     /// Adds this node's permits to what a peek shows.
-    fn add_permits(&self, toll: &Toll, leases: &Leases, reply: &mut Reply) {
+    fn add_permits(&self, toll: &Toll, keys: &DueKeys, reply: &mut Reply) {
         let (now, time) = (self.clock.now(), reply.time());
         for (index, due) in toll.dues().enumerate() {
-            let Some(lease) = leases[index] else { continue };
-            let held = self.table.update(self.table.print(due.key), |known| {
+            let Some(lease) = keys[index].lease else { continue };
+            let held = self.table.update(keys[index].print, |known| {
                 let Known { lease: Some(key), .. } = known else { return 0 };
                 key.refresh(&due, &lease, now);
                 key.pool.units()
@@ -613,6 +618,26 @@ impl<S: Store + 'static> Inner<S> {
                 *limit = LimitReply::Approximate { by: Approximation::Permits, outcome, mark: 0 };
             }
         }
+    }
+}
+
+/// A toll without leases that the store decides.
+struct ExactFlight<'s, S: Store + 'static> {
+    later: Pin<Box<dyn Future<Output = Reply> + Send + 's>>,
+    flight: Flight<'s, S>,
+}
+
+impl<S: Store + 'static> Future for ExactFlight<'_, S> {
+    type Output = Reply;
+
+    /// Not an `async` block, which would copy the reply: it is large.
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
+        let Self { later, flight } = &mut *self;
+        let reply = later.as_mut().poll(context);
+        if let Poll::Ready(reply) = &reply {
+            flight.land(reply);
+        }
+        reply
     }
 }
 

@@ -23,7 +23,11 @@ pub(super) type Taken = Inline<Permits, 2>;
 
 /// All permits of a key, those that expire first in front.
 #[derive(Debug, Default)]
-pub(super) struct Pool(VecDeque<Permits>);
+pub(super) struct Pool {
+    grants: VecDeque<Permits>,
+    /// Units of all grants.
+    units: u64,
+}
 
 /// The most grants that are kept apart. Beyond, two are merged into one that expires with the earlier.
 const MAX_GRANTS: usize = 16;
@@ -47,28 +51,32 @@ fn spendable(life: Span) -> Span {
 
 impl Pool {
     /// Drops permits that have expired, and returns how many.
+    #[inline]
     pub(super) fn expire(&mut self, now: Time) -> u64 {
         let mut expired = 0;
-        while let Some(first) = self.0.front().filter(|permits| permits.expires <= now) {
+        while let Some(first) = self.grants.front().filter(|permits| permits.expires <= now) {
             expired += first.units;
-            self.0.pop_front();
+            self.grants.pop_front();
         }
+        self.units -= expired;
         expired
     }
 
     /// Units in it.
+    #[inline]
     pub(super) fn units(&self) -> u64 {
-        self.0.iter().map(|permits| permits.units).sum()
+        self.units
     }
 
     /// Adds the permits of a grant.
     pub(super) fn add(&mut self, permits: Permits) {
-        let place = self.0.partition_point(|other| other.expires <= permits.expires);
-        self.0.insert(place, permits);
-        if self.0.len() > MAX_GRANTS {
-            let (first, second) = (self.0[0], self.0[1]);
-            self.0.pop_front();
-            self.0[0] = Permits {
+        let place = self.grants.partition_point(|other| other.expires <= permits.expires);
+        self.grants.insert(place, permits);
+        self.units += permits.units;
+        if self.grants.len() > MAX_GRANTS {
+            let (first, second) = (self.grants[0], self.grants[1]);
+            self.grants.pop_front();
+            self.grants[0] = Permits {
                 units: first.units + second.units,
                 mark: first.mark.min(second.mark),
                 expires: first.expires,
@@ -78,18 +86,33 @@ impl Pool {
 
     /// Takes this many units, those that expire first. The caller has checked that they are there.
     pub(super) fn take(&mut self, units: u64) -> Taken {
-        let (mut taken, mut missing) = (Taken::default(), units);
+        let mut taken = Taken::default();
+        self.remove(units, |permits| taken.push(permits));
+        taken
+    }
+
+    /// As [`Pool::take`], for units that are not put back. Returns where their charge counts as recorded.
+    #[inline]
+    pub(super) fn spend(&mut self, units: u64) -> u64 {
+        let mut oldest = u64::MAX;
+        self.remove(units, |permits| oldest = oldest.min(permits.mark));
+        if units == 0 { 0 } else { oldest }
+    }
+
+    #[inline]
+    fn remove(&mut self, units: u64, mut removed: impl FnMut(Permits)) {
+        self.units -= units;
+        let mut missing = units;
         while missing > 0 {
-            let first = self.0.front_mut().expect("the pool has enough units");
+            let first = self.grants.front_mut().expect("the pool has enough units");
             let part = first.units.min(missing);
-            taken.push(Permits { units: part, ..*first });
+            removed(Permits { units: part, ..*first });
             first.units -= part;
             missing -= part;
             if first.units == 0 {
-                self.0.pop_front();
+                self.grants.pop_front();
             }
         }
-        taken
     }
 
     /// Returns units that were not spent. Those that have expired since are lost; returns how many those were.
@@ -102,9 +125,8 @@ impl Pool {
 
     /// Drops everything, and returns how much that was.
     pub(super) fn clear(&mut self) -> u64 {
-        let units = self.units();
-        self.0.clear();
-        units
+        self.grants.clear();
+        std::mem::take(&mut self.units)
     }
 }
 
@@ -158,8 +180,8 @@ mod tests {
     fn number_of_grants_is_bounded() {
         let mut pool = Pool::default();
         (0..100).for_each(|number| pool.add(permits(1, 100 + number, 100 - number)));
-        assert_eq!((pool.0.len(), pool.units()), (MAX_GRANTS, 100));
-        assert_eq!(pool.0[0], permits(85, 100, 16));
+        assert_eq!((pool.grants.len(), pool.units()), (MAX_GRANTS, 100));
+        assert_eq!(pool.grants[0], permits(85, 100, 16));
     }
 
     #[test]

@@ -4,12 +4,11 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use tollkeeper_core::lease::Lease;
 use tollkeeper_core::{Time, Toll};
 
 use super::bound::Sighting;
 use super::leased_key::{Asked, Granted};
-use super::{Inner, Known};
+use super::{DueKey, DueKeys, Inner, Known, Wanted};
 use crate::background;
 use crate::limiter::observer::Permits as State;
 use crate::store::{LeaseGrant, LeaseRequest, Store};
@@ -56,16 +55,12 @@ struct LeaseCall<S: Store + 'static> {
 }
 
 impl<S: Store + 'static> Inner<S> {
-    /// Asks for `want` units of the only key of this toll.
-    pub(super) fn ask_for_permits(
-        self: &Arc<Self>,
-        print: u128,
-        toll: Toll<'static>,
-        want: u64,
-        lease: Lease,
-        generation: u64,
-    ) {
-        let request = LeaseRequest { toll, want, lease };
+    /// Asks for units of a leased due of this toll.
+    #[cold]
+    pub(super) fn ask_for_permits(self: &Arc<Self>, toll: &Toll, keys: &DueKeys, wanted: Wanted) {
+        let Wanted { index, units, generation } = wanted;
+        let DueKey { print, lease: Some(lease), .. } = keys[index] else { return };
+        let request = LeaseRequest { toll: toll.part(&[index]), want: units, lease };
         let call = LeaseCall { store: Arc::clone(self), print, request, generation, has_ended: false };
         self.spawner.spawn(Box::pin(async move {
             let sent = call.store.clock.now();

@@ -1,12 +1,11 @@
-//! The keys that this node knows something about: sharded, and bounded by two generations.
+//! The keys that this node knows something about: sharded, and bounded.
 //!
-//! New keys go into the young generation of their shard. When that is full, it becomes the old one, and the keys of the
-//! old one are forgotten. A key that is used moves to the young generation, so a flood of other keys does not displace
-//! it. Forgetting a key costs a round trip or some unspent permits, and nothing else.
-
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::hash::{BuildHasherDefault, Hasher};
+//! A shard that is full replaces a key that was not used since it was last considered (the "clock" algorithm), so a
+//! flood of new keys does not displace those in use. Forgetting a key costs a round trip or some unspent permits, and
+//! nothing else.
+//!
+//! Values are kept in the order in which their keys came, and found by a small index: a flood of new keys then writes to
+//! memory in order, and reads little else.
 
 use tollkeeper_core::Key;
 use tollkeeper_core::fingerprint::Fingerprinter;
@@ -18,8 +17,8 @@ use crate::sync::{Mutex, MutexGuard, lock};
 /// The most keys of a table.
 pub(super) const MAX_KEYS: usize = 65_536;
 const SHARDS: usize = 64;
-/// The most keys in a generation of a shard.
-const GENERATION: usize = MAX_KEYS / SHARDS / 2;
+/// The most keys of a shard.
+const SHARD_KEYS: usize = MAX_KEYS / SHARDS;
 
 /// A value of type `E` for each of at most [`MAX_KEYS`] keys, by fingerprint.
 #[derive(Debug)]
@@ -28,60 +27,54 @@ pub(super) struct Table<E> {
     shards: Box<[Mutex<Shard<E>>]>,
 }
 
-/// The fingerprints of the keys of a toll.
-pub(super) type Prints = Inline<u128, 4>;
-
 #[derive(Debug)]
 struct Shard<E> {
-    young: Generation<E>,
-    old: Generation<E>,
+    index: Index,
+    entries: Vec<Entry<E>>,
+    /// Whether each entry was used since `hand` last passed it.
+    used: Vec<bool>,
+    /// The entry that is considered next when one must be replaced.
+    hand: usize,
+    /// How many numbers were drawn under the lock of this shard.
+    numbers: u64,
 }
 
-type Generation<E> = HashMap<u128, E, BuildHasherDefault<PrintHasher>>;
-
-/// A fingerprint is random, so a part of it is its hash. Another part chooses the shard.
-#[derive(Debug, Default)]
-struct PrintHasher(u64);
-
-impl Hasher for PrintHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("keys are fingerprints")
-    }
-
-    fn write_u128(&mut self, print: u128) {
-        self.0 = u64::try_from(print & u128::from(u64::MAX)).expect("64 bits");
-    }
+#[derive(Debug)]
+struct Entry<E> {
+    print: u128,
+    value: E,
 }
 
 impl<E: Default> Table<E> {
     pub(super) fn new() -> Table<E> {
-        let shard = || Mutex::new(Shard { young: HashMap::default(), old: HashMap::default() });
         Table {
             prints: Fingerprinter::new(&random::secret()),
-            shards: (0..SHARDS).map(|_| shard()).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new())).collect(),
         }
     }
 
     /// The fingerprint of a key.
+    #[inline]
     pub(super) fn print(&self, key: Key<'_>) -> u128 {
         self.prints.key(key)
     }
 
     /// Locks the shards of these keys, each once and in their order, so that two tolls cannot deadlock.
-    pub(super) fn lock(&self, prints: &[u128]) -> Locked<'_, E> {
+    #[inline]
+    pub(super) fn lock(&self, prints: impl Iterator<Item = u128>) -> Locked<'_, E> {
         let mut wanted = Inline::<usize, 4>::default();
-        prints.iter().for_each(|print| wanted.push(shard_of(*print)));
+        prints.for_each(|print| wanted.push(shard_of(print)));
+        let locked = |shard: usize| (shard, lock(&self.shards[shard]));
+        if let [shard] = wanted[..] {
+            return Locked { first: Some(locked(shard)), others: Vec::new() };
+        }
         wanted.sort_unstable();
-        let mut shards = wanted.chunk_by(|one, other| one == other).map(|same| same[0]);
-        let mut next = || shards.next().map(|shard| (shard, lock(&self.shards[shard])));
-        Locked { first: next(), others: std::iter::from_fn(next).collect() }
+        let mut shards = wanted.chunk_by(|one, other| one == other).map(|same| locked(same[0]));
+        Locked { first: shards.next(), others: shards.collect() }
     }
 
     /// Changes the value of a key, if it is known.
+    #[inline]
     pub(super) fn update<T>(&self, print: u128, change: impl FnOnce(&mut E) -> T) -> Option<T> {
         lock(&self.shards[shard_of(print)]).get(print).map(change)
     }
@@ -89,10 +82,12 @@ impl<E: Default> Table<E> {
     /// The number of keys.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard)).map(|shard| shard.young.len() + shard.old.len()).sum()
+        self.shards.iter().map(|shard| lock(shard).entries.len()).sum()
     }
 }
 
+/// Bits of the fingerprint that the index of the shard does not use.
+#[inline]
 fn shard_of(print: u128) -> usize {
     usize::try_from(print >> 64 & (SHARDS as u128 - 1)).expect("below 64")
 }
@@ -107,16 +102,39 @@ pub(super) struct Locked<'t, E> {
 type LockedShard<'t, E> = (usize, MutexGuard<'t, Shard<E>>);
 
 impl<E: Default> Locked<'_, E> {
+    /// Unlocks all shards. After that, no key of them can be looked up.
+    #[inline]
+    pub(super) fn unlock(&mut self) {
+        self.first = None;
+        self.others.clear();
+    }
+
     /// The value of a key; `None` if it is not known.
+    #[inline]
     pub(super) fn get(&mut self, print: u128) -> Option<&mut E> {
         self.shard(print).get(print)
     }
 
     /// The value of a key, a new one if it is not known.
+    #[inline]
     pub(super) fn entry(&mut self, print: u128) -> &mut E {
         self.shard(print).entry(print)
     }
 
+    /// A number that no other call returns for this table. Counted in a shard, because a counter that all threads share
+    /// would take as long as a lock.
+    ///
+    /// # Panics
+    ///
+    /// If no shard is locked.
+    #[inline]
+    pub(super) fn next_number(&mut self) -> u64 {
+        let (number, shard) = self.first.as_mut().expect("a shard is locked");
+        shard.numbers += 1;
+        shard.numbers * SHARDS as u64 + *number as u64
+    }
+
+    #[inline]
     fn shard(&mut self, print: u128) -> &mut Shard<E> {
         let shard = shard_of(print);
         let found = self.first.iter_mut().chain(&mut self.others).find(|(other, _)| *other == shard);
@@ -125,28 +143,150 @@ impl<E: Default> Locked<'_, E> {
 }
 
 impl<E: Default> Shard<E> {
+    fn new() -> Shard<E> {
+        Shard { index: Index::default(), entries: Vec::new(), used: Vec::new(), hand: 0, numbers: 0 }
+    }
+
+    #[inline]
     fn get(&mut self, print: u128) -> Option<&mut E> {
-        self.make_room(print);
-        match self.young.entry(print) {
-            Entry::Occupied(known) => Some(known.into_mut()),
-            Entry::Vacant(free) => self.old.remove(&print).map(|value| free.insert(value)),
-        }
+        let found = self.find(print)?;
+        Some(&mut self.entries[found].value)
     }
 
+    #[inline]
     fn entry(&mut self, print: u128) -> &mut E {
-        self.make_room(print);
-        let Shard { young, old } = self;
-        young.entry(print).or_insert_with(|| old.remove(&print).unwrap_or_default())
+        let at = match self.find(print) {
+            Some(found) => found,
+            None => self.add(print),
+        };
+        &mut self.entries[at].value
     }
 
-    /// Starts a new generation if the young one is full. The key that is being used is kept.
-    fn make_room(&mut self, used: u128) {
-        if self.young.len() >= GENERATION {
-            let kept = self.old.remove(&used);
-            std::mem::swap(&mut self.young, &mut self.old);
-            self.young.clear();
-            self.young.extend(kept.map(|value| (used, value)));
+    /// Where a key is, which is being used.
+    #[inline]
+    fn find(&mut self, print: u128) -> Option<usize> {
+        let found = self.index.find(print, |at| self.entries[at].print == print)?;
+        self.used[found] = true;
+        Some(found)
+    }
+
+    fn add(&mut self, print: u128) -> usize {
+        let entry = Entry { print, value: E::default() };
+        let at = if self.entries.len() < SHARD_KEYS {
+            self.entries.push(entry);
+            self.used.push(false);
+            self.entries.len() - 1
+        } else {
+            let at = self.least_used();
+            self.index.remove(self.entries[at].print, at);
+            self.entries[at] = entry;
+            at
+        };
+        self.index.insert(print, at);
+        at
+    }
+
+    /// An entry that was not used since the hand last passed it. The hand passes each entry at most once to find it.
+    fn least_used(&mut self) -> usize {
+        loop {
+            let at = self.hand;
+            self.hand = (at + 1) % SHARD_KEYS;
+            if !std::mem::take(&mut self.used[at]) {
+                return at;
+            }
         }
+    }
+}
+
+/// Finds entries by fingerprint: open addressing with linear probing.
+#[derive(Debug, Default)]
+struct Index {
+    /// None before the first key; at most half of them are taken.
+    buckets: Vec<Bucket>,
+}
+
+const BUCKETS: usize = 2 * SHARD_KEYS;
+
+/// The position of an entry plus 1 in the low bits, and a part of its fingerprint in the others; 0 if free. It is small,
+/// so that the index stays in the processor's cache.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bucket(u32);
+
+/// The low bits.
+const POSITION: u32 = (1 << POSITION_BITS) - 1;
+const POSITION_BITS: u32 = BUCKETS.trailing_zeros();
+
+impl Bucket {
+    #[inline]
+    fn new(print: u128, position: usize) -> Bucket {
+        let position = u32::try_from(position).expect("below 1,024") + 1;
+        Bucket(Bucket::part_of(print) | position)
+    }
+
+    /// The part of a fingerprint that buckets have.
+    #[inline]
+    fn part_of(print: u128) -> u32 {
+        u32::try_from(print & u128::from(u32::MAX)).expect("32 bits") & !POSITION
+    }
+
+    /// The position of its entry; `None` if it is free.
+    #[inline]
+    fn position(self) -> Option<usize> {
+        ((self.0 & POSITION) as usize).checked_sub(1)
+    }
+}
+
+/// The bucket at which the search for such a part of a fingerprint begins.
+#[inline]
+fn home(part: u32) -> usize {
+    (part >> POSITION_BITS) as usize % BUCKETS
+}
+
+impl Index {
+    /// The position of the entry with this fingerprint. `is_it` compares the part that buckets do not have.
+    #[inline]
+    fn find(&self, print: u128, is_it: impl Fn(usize) -> bool) -> Option<usize> {
+        let part = Bucket::part_of(print);
+        let mut at = home(part);
+        loop {
+            let bucket = *self.buckets.get(at)?;
+            let position = bucket.position()?;
+            if bucket.0 & !POSITION == part && is_it(position) {
+                return Some(position);
+            }
+            at = (at + 1) % BUCKETS;
+        }
+    }
+
+    fn insert(&mut self, print: u128, position: usize) {
+        self.buckets.resize(BUCKETS, Bucket::default());
+        let mut at = home(Bucket::part_of(print));
+        while self.buckets[at].position().is_some() {
+            at = (at + 1) % BUCKETS;
+        }
+        self.buckets[at] = Bucket::new(print, position);
+    }
+
+    fn remove(&mut self, print: u128, position: usize) {
+        let mut free = home(Bucket::part_of(print));
+        while self.buckets[free].position() != Some(position) {
+            free = (free + 1) % BUCKETS;
+        }
+        // A search ends at a free bucket, so buckets behind it whose search begins before it move into it.
+        let mut at = free;
+        loop {
+            at = (at + 1) % BUCKETS;
+            let bucket = self.buckets[at];
+            if bucket.position().is_none() {
+                break;
+            }
+            let distance_from = |begin: usize| (at + BUCKETS - begin) % BUCKETS;
+            if distance_from(home(bucket.0)) >= distance_from(free) {
+                self.buckets[free] = bucket;
+                free = at;
+            }
+        }
+        self.buckets[free] = Bucket::default();
     }
 }
 
@@ -154,15 +294,21 @@ impl<E: Default> Shard<E> {
 mod tests {
     use super::*;
 
+    /// Random fingerprints, of which the first are always the same.
     fn print(number: u64) -> u128 {
-        u128::from(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)) << 64 | u128::from(number)
+        let mixed = number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        u128::from(mixed.rotate_left(32)) << 64 | u128::from(mixed ^ mixed >> 29)
+    }
+
+    fn lock_one<E: Default>(table: &Table<E>, print: u128) -> Locked<'_, E> {
+        table.lock([print].into_iter())
     }
 
     #[test]
     fn flood_of_keys_does_not_grow_the_table() {
         let table = Table::<u64>::new();
         for number in 0..1_000_000 {
-            *table.lock(&[print(number)]).entry(print(number)) = number;
+            *lock_one(&table, print(number)).entry(print(number)) = number;
         }
         assert!(table.len() <= MAX_KEYS, "{}", table.len());
         assert!(table.len() > MAX_KEYS / 2, "{}", table.len());
@@ -173,31 +319,65 @@ mod tests {
     #[test]
     fn flood_of_keys_does_not_displace_a_used_one() {
         let table = Table::<u64>::new();
-        *table.lock(&[print(0)]).entry(print(0)) = 7;
+        *lock_one(&table, print(0)).entry(print(0)) = 7;
         for number in 1..200_000 {
-            *table.lock(&[print(number)]).entry(print(number)) = number;
+            *lock_one(&table, print(number)).entry(print(number)) = number;
             assert_eq!(table.update(print(0), |value| *value), Some(7), "{number}");
         }
     }
 
+    /// The key is used once while as many others come as a shard holds.
     #[test]
-    fn key_of_the_old_generation_survives_the_next() {
-        let print = |number: usize| 1 << 64 | number as u128;
-        let full = || {
-            let table = Table::<u64>::new();
-            // One full generation, which becomes the old one, and the young one is full again.
-            (0..2 * GENERATION).for_each(|number| *table.lock(&[print(number)]).entry(print(number)) = 7);
-            table
+    fn key_survives_as_many_others_as_fit() {
+        let of_one_shard = |number: usize| print(number as u64) & !(0xFFFF << 64);
+        let mut shard = Shard::<usize>::new();
+        for number in 0..SHARD_KEYS {
+            *shard.entry(of_one_shard(number)) = number;
+        }
+        assert_eq!(shard.get(of_one_shard(0)), Some(&mut 0));
+        for number in SHARD_KEYS..2 * SHARD_KEYS - 1 {
+            *shard.entry(of_one_shard(number)) = number;
+        }
+        assert_eq!(shard.get(of_one_shard(0)), Some(&mut 0));
+    }
+
+    /// The least that a shard remembers: what came last. Fingerprints begin their search at a few buckets only, so that
+    /// many are moved when others are removed, also over the end of the index.
+    #[test]
+    fn crowded_index_finds_what_was_added_last() {
+        let crowded = |number: usize| {
+            let begin = BUCKETS - 3 + number % 5;
+            (number as u128) << 70 | (begin % BUCKETS * BUCKETS) as u128
         };
-        assert_eq!(full().update(print(0), |value| *value), Some(7));
-        assert_eq!(*full().lock(&[print(0)]).entry(print(0)), 7);
+        let mut shard = Shard::<usize>::new();
+        for number in 0..3 * SHARD_KEYS {
+            *shard.entry(crowded(number)) = number;
+            let first = (number + 1).saturating_sub(SHARD_KEYS);
+            if number % 100 == 0 || number < 10 {
+                // The values are read without using the keys.
+                let known = |number| {
+                    let print = crowded(number);
+                    let found = shard.index.find(print, |at| shard.entries[at].print == print)?;
+                    Some(shard.entries[found].value)
+                };
+                assert!((first..=number).all(|number| known(number) == Some(number)), "{number}");
+                assert!((0..first).all(|number| known(number).is_none()), "{number}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_of_all_shards_differ() {
+        let table = Table::<u64>::new();
+        let numbers = (0..10_000).map(|number| lock_one(&table, print(number)).next_number());
+        assert_eq!(numbers.collect::<std::collections::BTreeSet<u64>>().len(), 10_000);
     }
 
     #[test]
     fn keys_of_one_shard_are_locked_once() {
         let table = Table::<u64>::new();
-        let [one, two] = [1 << 64 | 1, 1 << 64 | 2];
-        let mut locked = table.lock(&[one, two, one]);
+        let [one, two] = [1 << 64 | 1 << 20, 1 << 64 | 2 << 20];
+        let mut locked = table.lock([one, two, one].into_iter());
         assert!(locked.first.is_some() && locked.others.is_empty());
         *locked.entry(one) = 1;
         *locked.entry(two) = 2;
