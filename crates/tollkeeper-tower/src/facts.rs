@@ -311,8 +311,9 @@ impl Reader {
     }
 
     /// Whether some limit may apply, judging by the head, and needs a fact of the body.
+    #[inline]
     pub fn needs_body(&self, policy: &Policy, partial: &PartialFacts<'_>) -> bool {
-        self.body_need(policy, partial).is_some()
+        !self.body.is_empty() && self.body_need(policy, partial).is_some()
     }
 
     /// The first such limit and its fact, such as `login` and `body.email`.
@@ -403,20 +404,26 @@ impl<'a> PartialFacts<'a> {
     }
 
     /// The facts. Fails if an enforced limit that may apply needs an unresolved one, or if the path is refused.
+    #[inline]
     pub fn complete(&self, policy: &Policy) -> Result<CompleteFacts<'_, 'a>, Problem> {
+        if self.is_refused || !self.unresolved.is_empty() {
+            self.check(policy)?;
+        }
+        Ok(CompleteFacts { facts: &self.facts, also: &self.also })
+    }
+
+    /// Fails as [`PartialFacts::complete`] does.
+    #[cold]
+    fn check(&self, policy: &Policy) -> Result<(), Problem> {
         if self.is_refused {
             let detail = "the path contains an encoded slash or a backslash (`%2F`, `%5C`, `\\`), which is not accepted";
             return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
-        }
-        let complete = CompleteFacts { facts: &self.facts, also: &self.also };
-        if self.unresolved.is_empty() {
-            return Ok(complete);
         }
         let is_unresolved = |name: &str| self.unresolved.iter().any(|(unresolved, _)| *unresolved == name);
         let needs = |rule: &&tollkeeper::Rule| {
             rule.mode() == Mode::Enforce && self.readings().any(|facts| rule.needs(facts, is_unresolved))
         };
-        let Some(rule) = policy.rules().iter().find(needs) else { return Ok(complete) };
+        let Some(rule) = policy.rules().iter().find(needs) else { return Ok(()) };
         let (name, reason) = self
             .unresolved
             .iter()
