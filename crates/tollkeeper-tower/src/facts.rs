@@ -178,17 +178,32 @@ impl Reader {
             partial.is_refused = true;
             return;
         }
-        let Spellings { shown, others } = self.spellings(parts);
+        if !self.needs_path {
+            return self.one_spelling(parts, client, matched, &Cow::Borrowed(""), partial);
+        }
+        let Spellings { shown, others } = path::spellings(parts.uri.path(), self.encoded_slashes);
+        self.one_spelling(parts, client, matched, &shown, partial);
+        for other in others {
+            self.also(parts, client, matched, other, partial);
+        }
+    }
+
+    /// Reads the facts in the head of a request with this spelling of its path.
+    fn one_spelling<'a>(
+        &'a self,
+        parts: &'a Parts,
+        client: Option<Client>,
+        matched: Option<&'a str>,
+        path: &Cow<'a, str>,
+        partial: &mut PartialFacts<'a>,
+    ) {
         for needed in &self.head {
             let name = needed.fact.name.as_str();
-            match self.find(needed, parts, client, matched, &shown) {
+            match self.find(needed, parts, client, matched, path) {
                 Ok(Some(value)) => partial.facts.put(name, value),
                 Ok(None) => {}
                 Err(reason) => partial.unresolved.push((name, reason)),
             }
-        }
-        for other in others {
-            self.also(parts, client, matched, other, partial);
         }
     }
 
@@ -223,14 +238,6 @@ impl Reader {
     #[inline]
     pub(crate) fn refuses(&self, parts: &Parts) -> bool {
         self.encoded_slashes == EncodedSlashes::Refuse && path::has_encoded_slash(parts.uri.path())
-    }
-
-    #[inline]
-    fn spellings<'a>(&self, parts: &'a Parts) -> Spellings<'a> {
-        match self.needs_path {
-            true => path::spellings(parts.uri.path(), self.encoded_slashes),
-            false => Spellings { shown: Cow::Borrowed(""), others: Vec::new() },
-        }
     }
 
     /// The value of one fact; `None` if it is absent, an error if it is unresolved.
