@@ -179,10 +179,10 @@ impl Reader {
             return;
         }
         if !self.needs_path {
-            return self.one_spelling(parts, client, matched, &Cow::Borrowed(""), partial);
+            return self.one_spelling(parts, client, matched, Cow::Borrowed(""), partial);
         }
         let Spellings { shown, others } = path::spellings(parts.uri.path(), self.encoded_slashes);
-        self.one_spelling(parts, client, matched, &shown, partial);
+        self.one_spelling(parts, client, matched, shown, partial);
         for other in others {
             self.also(parts, client, matched, other, partial);
         }
@@ -194,12 +194,12 @@ impl Reader {
         parts: &'a Parts,
         client: Option<Client>,
         matched: Option<&'a str>,
-        path: &Cow<'a, str>,
+        path: Cow<'a, str>,
         partial: &mut PartialFacts<'a>,
     ) {
         for needed in &self.head {
             let name = needed.fact.name.as_str();
-            match self.find(needed, parts, client, matched, path) {
+            match self.find(needed, parts, client, matched, &path) {
                 Ok(Some(value)) => partial.facts.put(name, value),
                 Ok(None) => {}
                 Err(reason) => partial.unresolved.push((name, reason)),
