@@ -4,15 +4,22 @@
 //! the count of a run with none is the cost of the checks. Time is a manual clock that never advances, because valgrind
 //! changes the cost of reading the system clock.
 
+use std::convert::Infallible;
 use std::env;
 use std::hint::black_box;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
+use axum::body::Body;
+use http::StatusCode;
+use tollkeeper::http::HeaderDialect;
 use tollkeeper::{Clock, Limiter, ManualClock, Time, facts};
 use tollkeeper_bench::keys::{self, Request};
+use tollkeeper_bench::middleware::{self, FixedStatus, answer, client};
 use tollkeeper_bench::ours;
 use tollkeeper_bench::sides::Bucket;
 use tollkeeper_server::telemetry::metrics::Metrics;
+use tower::Service;
 
 const KEYS: u64 = 65_536;
 
@@ -28,14 +35,27 @@ fn main() {
         "policy-hot-observed" => by_policy(&observed(limiter(&["user"])), &user(1), checks),
         "handle-layered-3" => by_layers(checks),
         "policy-layered-3" => by_three_limits(checks),
+        "layer-bare" => by_layer(FixedStatus(StatusCode::OK), checks),
+        "layer-silent" => by_layer(middleware::ours(BUCKET, Some(&[]), clock()), checks),
+        "layer-silent-tower_governor" => by_layer(middleware::theirs(BUCKET), checks),
+        "layer-headers" => {
+            by_layer(middleware::ours(BUCKET, Some(&[HeaderDialect::XRateLimit]), clock()), checks)
+        }
+        "layer-headers-tower_governor" => by_layer(middleware::theirs_with_headers(BUCKET), checks),
+        "layer-default" => by_layer(middleware::ours(BUCKET, None, clock()), checks),
         _ => panic!("unknown path `{path}` (try `handle-hot`)"),
     }
 }
 
-/// A limiter with a manual clock at a fixed time in 2025.
+const BUCKET: Bucket = Bucket::lasting(1_000_000);
+
+/// A manual clock at a fixed time in 2025.
+fn clock() -> Clock {
+    Clock::manual(&ManualClock::new(Time::from_micros(1_760_000_000_000_000)))
+}
+
 fn limiter(facts: &[&str]) -> Limiter {
-    let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
-    ours::limiter(Bucket::lasting(1_000_000), facts, Clock::manual(&clock))
+    ours::limiter(BUCKET, facts, clock())
 }
 
 fn by_handle(users: &[String], checks: usize) {
@@ -82,6 +102,20 @@ fn by_three_limits(checks: usize) {
     let requests = requests();
     requests.iter().for_each(check);
     requests.iter().cycle().take(checks).for_each(check);
+}
+
+/// Requests of 1,000 clients to a service, which is cloned for each of them, as axum does.
+fn by_layer<S, R>(service: S, checks: usize)
+where
+    S: Service<http::Request<Body>, Response = http::Response<R>, Error = Infallible> + Clone,
+{
+    let clients: Vec<SocketAddr> = (0..1_000).map(client).collect();
+    let check = |client: &SocketAddr| {
+        let response = answer(&mut service.clone(), *black_box(client));
+        assert_eq!(response.status(), StatusCode::OK);
+    };
+    clients.iter().for_each(check);
+    clients.iter().cycle().take(checks).for_each(check);
 }
 
 fn requests() -> Vec<Request> {

@@ -178,17 +178,32 @@ impl Reader {
             partial.is_refused = true;
             return;
         }
-        let Spellings { shown, others } = self.spellings(parts);
+        if !self.needs_path {
+            return self.one_spelling(parts, client, matched, Cow::Borrowed(""), partial);
+        }
+        let Spellings { shown, others } = path::spellings(parts.uri.path(), self.encoded_slashes);
+        self.one_spelling(parts, client, matched, shown, partial);
+        for other in others {
+            self.also(parts, client, matched, other, partial);
+        }
+    }
+
+    /// Reads the facts in the head of a request with this spelling of its path.
+    fn one_spelling<'a>(
+        &'a self,
+        parts: &'a Parts,
+        client: Option<Client>,
+        matched: Option<&'a str>,
+        path: Cow<'a, str>,
+        partial: &mut PartialFacts<'a>,
+    ) {
         for needed in &self.head {
             let name = needed.fact.name.as_str();
-            match self.find(needed, parts, client, matched, &shown) {
+            match self.find(needed, parts, client, matched, &path) {
                 Ok(Some(value)) => partial.facts.put(name, value),
                 Ok(None) => {}
                 Err(reason) => partial.unresolved.push((name, reason)),
             }
-        }
-        for other in others {
-            self.also(parts, client, matched, other, partial);
         }
     }
 
@@ -223,14 +238,6 @@ impl Reader {
     #[inline]
     pub(crate) fn refuses(&self, parts: &Parts) -> bool {
         self.encoded_slashes == EncodedSlashes::Refuse && path::has_encoded_slash(parts.uri.path())
-    }
-
-    #[inline]
-    fn spellings<'a>(&self, parts: &'a Parts) -> Spellings<'a> {
-        match self.needs_path {
-            true => path::spellings(parts.uri.path(), self.encoded_slashes),
-            false => Spellings { shown: Cow::Borrowed(""), others: Vec::new() },
-        }
     }
 
     /// The value of one fact; `None` if it is absent, an error if it is unresolved.
@@ -311,8 +318,9 @@ impl Reader {
     }
 
     /// Whether some limit may apply, judging by the head, and needs a fact of the body.
+    #[inline]
     pub fn needs_body(&self, policy: &Policy, partial: &PartialFacts<'_>) -> bool {
-        self.body_need(policy, partial).is_some()
+        !self.body.is_empty() && self.body_need(policy, partial).is_some()
     }
 
     /// The first such limit and its fact, such as `login` and `body.email`.
@@ -403,20 +411,26 @@ impl<'a> PartialFacts<'a> {
     }
 
     /// The facts. Fails if an enforced limit that may apply needs an unresolved one, or if the path is refused.
+    #[inline]
     pub fn complete(&self, policy: &Policy) -> Result<CompleteFacts<'_, 'a>, Problem> {
+        if self.is_refused || !self.unresolved.is_empty() {
+            self.check(policy)?;
+        }
+        Ok(CompleteFacts { facts: &self.facts, also: &self.also })
+    }
+
+    /// Fails as [`PartialFacts::complete`] does.
+    #[cold]
+    fn check(&self, policy: &Policy) -> Result<(), Problem> {
         if self.is_refused {
             let detail = "the path contains an encoded slash or a backslash (`%2F`, `%5C`, `\\`), which is not accepted";
             return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
-        }
-        let complete = CompleteFacts { facts: &self.facts, also: &self.also };
-        if self.unresolved.is_empty() {
-            return Ok(complete);
         }
         let is_unresolved = |name: &str| self.unresolved.iter().any(|(unresolved, _)| *unresolved == name);
         let needs = |rule: &&tollkeeper::Rule| {
             rule.mode() == Mode::Enforce && self.readings().any(|facts| rule.needs(facts, is_unresolved))
         };
-        let Some(rule) = policy.rules().iter().find(needs) else { return Ok(complete) };
+        let Some(rule) = policy.rules().iter().find(needs) else { return Ok(()) };
         let (name, reason) = self
             .unresolved
             .iter()

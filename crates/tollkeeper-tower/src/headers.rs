@@ -112,12 +112,16 @@ impl Jitter {
 }
 
 /// Every header of a decision, with its value.
+#[inline]
 pub fn write(decided: &DecidedToll<'_>, dialects: &[HeaderDialect], jitter: &Jitter) -> SerializedHeaders {
     let wait = if decided.allowed() { None } else { decided.retry_after() };
-    let wait = wait.map(|wait| jitter.seconds(wait));
     if dialects.is_empty() && wait.is_none() {
         return SerializedHeaders::default();
     }
+    write_all(decided, dialects, wait.map(|wait| jitter.seconds(wait)))
+}
+
+fn write_all(decided: &DecidedToll<'_>, dialects: &[HeaderDialect], wait: Option<u64>) -> SerializedHeaders {
     let mut text = Text::new();
     if let Some(wait) = wait {
         text.emit_number(Field::RetryAfter, wait);

@@ -55,21 +55,19 @@ where
     fn call(&mut self, request: Request<B>) -> ResponseFuture<S, B> {
         let (parts, body) = request.into_parts();
         let (shared, mut body) = (&self.shared, RequestBody::from(body));
-        // Written in place: returned through each closure, it would be moved several times.
-        let mut admission = None;
-        shared.active_settings.with(&shared.limiter, |prepared| {
-            LayerVisit::new(shared, prepared, &parts).decide_now(&mut admission);
-        });
-        let state = match admission {
-            Some(Ok(Admission::Headers(headers))) => {
+        let step = shared
+            .active_settings
+            .with(&shared.limiter, |prepared| LayerVisit::new(shared, prepared, &parts).decide_now());
+        let state = match step {
+            Step::Pass(headers) => {
                 let future = self.inner.call(Request::from_parts(parts, body));
-                FutureState::Passed { future, headers: Some(headers) }
+                FutureState::Passed { future, headers }
             }
-            Some(Ok(Admission::Kept(prepared, acquired))) if acquired.decision.delay() == Span::ZERO => {
-                let (request, passed) = pass(shared, prepared, acquired, parts, body);
+            Step::Keep(kept) if kept.acquired.decision.delay() == Span::ZERO => {
+                let (request, passed) = pass(shared, *kept, parts, body);
                 FutureState::Running { future: self.inner.call(request), passed: Some(passed) }
             }
-            Some(Err(refusal)) => FutureState::Answered { answer: Some(refusal) },
+            Step::Refuse(refusal) => FutureState::Answered { answer: Some(refusal) },
             // To be delayed, or to be decided once the body or the store has been waited for.
             held_or_undecided => {
                 // The service that is ready is the one to be called.
@@ -77,17 +75,17 @@ where
                 let service = std::mem::replace(&mut self.inner, ready);
                 let shared = Arc::clone(shared);
                 let asking = Box::pin(async move {
-                    let (prepared, acquired) = match held_or_undecided {
-                        Some(Ok(Admission::Kept(prepared, acquired))) => (prepared, acquired),
+                    let kept = match held_or_undecided {
+                        Step::Keep(kept) => *kept,
                         _ => {
                             let prepared = shared.active_settings.read(&shared.limiter);
                             let visit = LayerVisit::new(&shared, &prepared, &parts);
                             let acquired = visit.decide(&mut body).await?;
-                            (prepared, acquired)
+                            Kept { prepared, acquired }
                         }
                     };
-                    shared.limiter.hold(&acquired.decision).await;
-                    Ok(pass(&shared, prepared, acquired, parts, body))
+                    shared.limiter.hold(&kept.acquired.decision).await;
+                    Ok(pass(&shared, kept, parts, body))
                 });
                 FutureState::Asking { asking, service }
             }
@@ -99,12 +97,25 @@ where
 /// The response to a request that did not pass.
 type Refusal = Box<Response<Bytes>>;
 
-/// An admitted request, and what is needed when the handler has answered it.
-enum Admission {
-    /// Only the headers, which are written already.
-    Headers(SerializedHeaders),
-    /// The decision: for slots, refunds, delays, a hook, or a handler that takes the charge.
-    Kept(Arc<Prepared>, Acquired),
+/// What happens to a request next. It fits into two registers, so that it is not copied on its way.
+enum Step {
+    /// It passes. Its response gets these headers, and nothing else of the decision is needed.
+    Pass(SerializedHeaders),
+    /// It passes, maybe after a delay. The decision is needed later: for slots, refunds, a hook, or a handler that takes
+    /// the charge.
+    Keep(Box<Kept>),
+    /// It is refused.
+    Refuse(Refusal),
+    /// The store or the body has to be waited for.
+    Wait,
+}
+
+const _: () = assert!(size_of::<Step>() == 2 * size_of::<usize>());
+
+/// An admitted request whose decision is needed later.
+struct Kept {
+    prepared: Arc<Prepared>,
+    acquired: Acquired,
 }
 
 /// A request to a service of the layer.
@@ -161,42 +172,41 @@ impl<'a> LayerVisit<'a> {
         LayerVisit { shared, prepared, visit }
     }
 
-    /// Decides, if neither the store nor the body has to be waited for; otherwise `admission` stays `None`.
-    fn decide_now(&self, admission: &mut Option<Result<Admission, Refusal>>) {
+    /// Decides, unless the store or the body has to be waited for.
+    fn decide_now(&self) -> Step {
         if !self.shared.limiter.is_embedded() {
-            return;
+            return Step::Wait;
         }
         let mut partial = PartialFacts::default();
         self.visit.read_head(&mut partial);
         if self.visit.needs_body(&partial) {
-            return;
+            return Step::Wait;
         }
         let facts = match self.visit.complete(&partial) {
             Ok(facts) => facts,
-            Err(problem) => {
-                *admission = Some(Err(Box::new(self.visit.problem(&problem))));
-                return;
-            }
+            Err(problem) => return Step::Refuse(Box::new(self.visit.problem(&problem))),
         };
-        let read = |decided: &DecidedToll<'_>| *admission = Some(self.admission(decided));
-        if let Err(error) = self.visit.acquire(facts).decide_with(read).map(drop) {
-            *admission = Some(Err(Box::new(self.visit.invalid(&error))));
+        let mut step = Step::Wait;
+        let read = |decided: &DecidedToll<'_>| step = self.step(decided);
+        match self.visit.acquire(facts).decide_with(read).map(drop) {
+            Ok(()) => step,
+            Err(error) => Step::Refuse(Box::new(self.visit.invalid(&error))),
         }
     }
 
-    fn admission(&self, decided: &DecidedToll<'_>) -> Result<Admission, Refusal> {
+    fn step(&self, decided: &DecidedToll<'_>) -> Step {
         let Shared { limiter, options, .. } = self.shared;
         let prepared = self.prepared;
         if !decided.allowed() {
-            return Err(self.refused(decided));
+            return Step::Refuse(self.refused(decided));
         }
         if prepared.keeps_decision || options.on_response.is_some() || options.hands_over_charge {
             let slot = SlotGuard::of(limiter, decided);
             let acquired = Acquired { decision: decided.to_decision(), slot };
-            return Ok(Admission::Kept(Arc::clone(prepared), acquired));
+            return Step::Keep(Box::new(Kept { prepared: Arc::clone(prepared), acquired }));
         }
         // An admitted request has no Retry-After that could be lengthened.
-        Ok(Admission::Headers(headers::write(decided, &prepared.settings.headers, &Jitter::NONE)))
+        Step::Pass(headers::write(decided, &prepared.settings.headers, &Jitter::NONE))
     }
 
     /// Decides once the body and the store have been waited for.
@@ -248,11 +258,11 @@ impl<'a> LayerVisit<'a> {
 #[inline]
 fn pass<B: Body>(
     shared: &Arc<Shared>,
-    prepared: Arc<Prepared>,
-    acquired: Acquired,
+    kept: Kept,
     mut parts: Parts,
     body: RequestBody<B>,
 ) -> (Request<RequestBody<B>>, Passed) {
+    let Kept { prepared, acquired } = kept;
     if shared.options.hands_over_charge
         && let Some(charge) = acquired.decision.charge()
     {
@@ -342,7 +352,7 @@ pin_project! {
         /// The request is being decided, or delayed.
         Asking { asking: Asking<B>, service: S },
         /// The handler runs; these headers are added to its response.
-        Passed { #[pin] future: S::Future, headers: Option<SerializedHeaders> },
+        Passed { #[pin] future: S::Future, headers: SerializedHeaders },
         /// The handler runs; its response needs the decision.
         Running { #[pin] future: S::Future, passed: Option<Passed> },
         /// The request was refused.
@@ -376,7 +386,6 @@ where
                 }
                 FutureStateProjected::Passed { future, headers } => {
                     let mut response = ready!(future.poll(context))?;
-                    let headers = headers.take().expect("polled after it was ready");
                     headers.insert(response.headers_mut());
                     return Poll::Ready(Ok(response.map(|body| ResponseBody::theirs(body, None))));
                 }

@@ -1,14 +1,18 @@
 //! Serialised rate-limit headers in one buffer, which can wait for the handler's response.
 
 use http::{HeaderMap, HeaderValue};
-use tollkeeper_core::decimal;
+use tollkeeper_core::decimal::Decimal;
+use tollkeeper_core::inline::Inline;
 
 use super::Field;
 
-/// Serialised headers in one buffer: for each header its field, the length of its value and the value. So it is small,
+/// Serialised headers in one buffer: for each header its field, the length of its value and the value. It takes one word,
 /// and without headers it allocates nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SerializedHeaders(Vec<u8>);
+#[derive(Clone, Debug, Default)]
+pub struct SerializedHeaders(Option<Box<Buffer>>);
+
+/// Enough for the headers of two dialects.
+type Buffer = Inline<u8, 200>;
 
 /// The length of the prefix of a value: one byte for the field and two for the length.
 const PREFIX_LEN: usize = 3;
@@ -16,13 +20,17 @@ const PREFIX_LEN: usize = 3;
 impl SerializedHeaders {
     /// Each header with its value.
     pub fn iter(&self) -> impl Iterator<Item = (Field, &[u8])> {
-        let mut rest = &self.0[..];
+        let mut rest = self.bytes();
         std::iter::from_fn(move || {
             let ([field, low, high], after) = rest.split_first_chunk()?;
             let (value, after) = after.split_at(usize::from(u16::from_le_bytes([*low, *high])));
             rest = after;
             Some((Field::ALL[usize::from(*field)], value))
         })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], |buffer| &buffer[..])
     }
 
     /// Inserts the headers into a map, replacing headers of the same name.
@@ -37,6 +45,14 @@ impl SerializedHeaders {
         }
     }
 }
+
+impl PartialEq for SerializedHeaders {
+    fn eq(&self, other: &SerializedHeaders) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for SerializedHeaders {}
 
 /// The static text of a number of up to three digits, which spares an allocation; `None` for any other value.
 fn small_number(value: &[u8]) -> Option<&'static str> {
@@ -67,14 +83,14 @@ static NUMBERS: [u8; 3_000] = {
 
 /// Builds [`SerializedHeaders`]: the finished headers, and the value of the next one.
 pub(super) struct Text {
-    bytes: Vec<u8>,
+    bytes: Box<Buffer>,
     /// Where the value of the next header begins; the prefix before it is filled in when its length is known.
     value_start: usize,
 }
 
 impl Text {
     pub(super) fn new() -> Text {
-        let mut bytes = Vec::with_capacity(192);
+        let mut bytes = Box::<Buffer>::default();
         bytes.extend_from_slice(&[0; PREFIX_LEN]);
         Text { bytes, value_start: PREFIX_LEN }
     }
@@ -86,7 +102,7 @@ impl Text {
 
     #[inline]
     pub(super) fn push_number(&mut self, number: u64) {
-        decimal::append(&mut self.bytes, number);
+        self.bytes.extend_from_slice(Decimal::whole(number).as_bytes());
     }
 
     /// The length of the value so far.
@@ -117,7 +133,7 @@ impl Text {
 
     pub(super) fn finish(mut self) -> SerializedHeaders {
         self.bytes.truncate(self.value_start - PREFIX_LEN);
-        SerializedHeaders(self.bytes)
+        SerializedHeaders((!self.bytes.is_empty()).then_some(self.bytes))
     }
 }
 
