@@ -301,7 +301,11 @@ impl Store for MemoryStore {
 /// The number of shards: enough that threads rarely contend and that growing one shard does not hold its lock for
 /// long, but few for a small store, where uneven shards would make some keys overflow before others.
 fn shards_for(max_keys: usize) -> usize {
+    let most = max_keys / 256;
+    if most <= 1 {
+        return 1;
+    }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let wanted = (16 * threads).max(max_keys / 8_192).min(1_024);
-    wanted.min(max_keys / 256).max(1).next_power_of_two()
+    wanted.min(most).next_power_of_two()
 }
