@@ -72,8 +72,9 @@ impl<'a> Request<'a> {
     /// Decides, and lends the result to `read`. This is the primitive behind every other way to decide: a caller
     /// that only looks at the result saves the allocation of a [`Decision`].
     ///
-    /// With the memory store the result is ready at once. With a remote store, the request is sent when the returned
-    /// future is first polled; it borrows only the limiter, so many can be in flight.
+    /// With the memory store the result is ready at once, and so is one that this node can give without asking a remote
+    /// store. Otherwise the request is sent when the returned future is first polled; it borrows only the limiter, so
+    /// many can be in flight.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
