@@ -65,8 +65,15 @@ fn leased_path_keeps_its_contracts() {
 /// Scenarios beyond the usual range that found a bug, or that the simulator judged wrongly.
 #[test]
 fn seeds_that_failed_before_pass() {
-    let failed =
-        [("exact", 30_360), ("exact", 120_524), ("bounded", 27_400), ("leased", 18_190), ("leased", 103_495)];
+    let failed = [
+        ("exact", 30_360),
+        ("exact", 120_524),
+        ("exact", 248_414),
+        ("bounded", 27_400),
+        ("leased", 18_190),
+        ("leased", 103_495),
+        ("leased", 379_028),
+    ];
     for (name, seed) in failed {
         let one = PLAYS.into_iter().find(|play| play.name == name).expect("a play of that name");
         play_all(one, seed..seed + 1, &simulated);

@@ -37,6 +37,13 @@ pub struct StoreTime {
     pub steps_back: u64,
 }
 
+impl StoreTime {
+    /// By how much the clock was set back between this time and `later`.
+    fn set_back_until(&self, later: StoreTime) -> u64 {
+        (later.passed - later.shown) - (self.passed - self.shown)
+    }
+}
+
 /// The time of a use on the clock of its node, and its units.
 type Use = (u64, u64);
 
@@ -89,7 +96,8 @@ struct History {
     entries: Vec<Entry>,
     holds: Vec<(u64, Hold)>,
     steps_back: u64,
-    /// Units that were given back for admissions that the store had lost.
+    /// Units that were given back for admissions that the store had lost, or that its clock had left behind: they can be
+    /// admitted once more.
     credit: u64,
     /// The terms of the leases that were granted: if there are any, nodes may hold permits.
     leases: Vec<Lease>,
@@ -611,8 +619,16 @@ impl History {
             _ => 0,
         };
         self.has_refunds |= back > 0;
-        match self.entries.iter().position(|entry| entry.id == charge.id()) {
+        // A request that was delivered twice has two entries. The charge is the receipt of one of them.
+        let is_charged = |entry: &Entry| entry.id == charge.id();
+        let is_receipt = |entry: &Entry| is_charged(entry) && entry.at.shown == charge.time().as_micros();
+        let receipt = self.entries.iter().position(is_receipt);
+        match receipt.or_else(|| self.entries.iter().position(is_charged)) {
             Some(index) => {
+                if self.entries[index].at.set_back_until(now) > item.quota.window().as_micros() {
+                    // The state was moved back and may have expired since, so that other units are given back (ADR 28).
+                    self.credit += back;
+                }
                 self.entries[index].weight = self.entries[index].weight.saturating_sub(back);
                 if self.entries[index].at.shown != charge.time().as_micros() {
                     // The store lost the admission that the charge is for, and was delivered the request again since.
