@@ -59,15 +59,15 @@ where
             .active_settings
             .with(&shared.limiter, |prepared| LayerVisit::new(shared, prepared, &parts).decide_now());
         let state = match step {
-            Step::Pass(headers) => {
+            NextStep::Pass(headers) => {
                 let future = self.inner.call(Request::from_parts(parts, body));
                 FutureState::Passed { future, headers }
             }
-            Step::Keep(kept) if kept.acquired.decision.delay() == Span::ZERO => {
+            NextStep::Keep(kept) if kept.acquired.decision.delay() == Span::ZERO => {
                 let (request, passed) = pass(shared, *kept, parts, body);
                 FutureState::Running { future: self.inner.call(request), passed: Some(passed) }
             }
-            Step::Refuse(refusal) => FutureState::Answered { answer: Some(refusal) },
+            NextStep::Refuse(refusal) => FutureState::Answered { answer: Some(refusal) },
             // To be delayed, or to be decided once the body or the store has been waited for.
             held_or_undecided => {
                 // The service that is ready is the one to be called.
@@ -76,7 +76,7 @@ where
                 let shared = Arc::clone(shared);
                 let asking = Box::pin(async move {
                     let kept = match held_or_undecided {
-                        Step::Keep(kept) => *kept,
+                        NextStep::Keep(kept) => *kept,
                         _ => {
                             let prepared = shared.active_settings.read(&shared.limiter);
                             let visit = LayerVisit::new(&shared, &prepared, &parts);
@@ -98,7 +98,7 @@ where
 type Refusal = Box<Response<Bytes>>;
 
 /// What happens to a request next. It fits into two registers, so that it is not copied on its way.
-enum Step {
+enum NextStep {
     /// It passes. Its response gets these headers, and nothing else of the decision is needed.
     Pass(SerializedHeaders),
     /// It passes, maybe after a delay. The decision is needed later: for slots, refunds, a hook, or a handler that takes
@@ -110,7 +110,7 @@ enum Step {
     Wait,
 }
 
-const _: () = assert!(size_of::<Step>() == 2 * size_of::<usize>());
+const _: () = assert!(size_of::<NextStep>() == 2 * size_of::<usize>());
 
 /// An admitted request whose decision is needed later.
 struct Kept {
@@ -173,40 +173,40 @@ impl<'a> LayerVisit<'a> {
     }
 
     /// Decides, unless the store or the body has to be waited for.
-    fn decide_now(&self) -> Step {
+    fn decide_now(&self) -> NextStep {
         if !self.shared.limiter.is_embedded() {
-            return Step::Wait;
+            return NextStep::Wait;
         }
         let mut partial = PartialFacts::default();
         self.visit.read_head(&mut partial);
         if self.visit.needs_body(&partial) {
-            return Step::Wait;
+            return NextStep::Wait;
         }
         let facts = match self.visit.complete(&partial) {
             Ok(facts) => facts,
-            Err(problem) => return Step::Refuse(Box::new(self.visit.problem(&problem))),
+            Err(problem) => return NextStep::Refuse(Box::new(self.visit.problem(&problem))),
         };
-        let mut step = Step::Wait;
+        let mut step = NextStep::Wait;
         let read = |decided: &DecidedToll<'_>| step = self.step(decided);
         match self.visit.acquire(facts).decide_with(read).map(drop) {
             Ok(()) => step,
-            Err(error) => Step::Refuse(Box::new(self.visit.invalid(&error))),
+            Err(error) => NextStep::Refuse(Box::new(self.visit.invalid(&error))),
         }
     }
 
-    fn step(&self, decided: &DecidedToll<'_>) -> Step {
+    fn step(&self, decided: &DecidedToll<'_>) -> NextStep {
         let Shared { limiter, options, .. } = self.shared;
         let prepared = self.prepared;
         if !decided.allowed() {
-            return Step::Refuse(self.refused(decided));
+            return NextStep::Refuse(self.refused(decided));
         }
         if prepared.keeps_decision || options.on_response.is_some() || options.hands_over_charge {
             let slot = SlotGuard::of(limiter, decided);
             let acquired = Acquired { decision: decided.to_decision(), slot };
-            return Step::Keep(Box::new(Kept { prepared: Arc::clone(prepared), acquired }));
+            return NextStep::Keep(Box::new(Kept { prepared: Arc::clone(prepared), acquired }));
         }
         // An admitted request has no Retry-After that could be lengthened.
-        Step::Pass(headers::write(decided, &prepared.settings.headers, &Jitter::NONE))
+        NextStep::Pass(headers::write(decided, &prepared.settings.headers, &Jitter::NONE))
     }
 
     /// Decides once the body and the store have been waited for.
