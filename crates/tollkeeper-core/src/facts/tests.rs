@@ -28,6 +28,46 @@ fn invalid_names_and_values_are_rejected() {
     assert_eq!(error.problem, FactProblem::NotUtf8);
 }
 
+/// `facts!` writes a few valid facts at once. Names, order, values and problems must be those of facts added one by one.
+#[test]
+fn facts_at_once_equal_facts_one_by_one() {
+    let long = "x".repeat(1025);
+    let check = |list: [(&'static str, Value<'static>); 5], count: usize| {
+        let mut one_by_one = Facts::new();
+        list.iter().take(count).for_each(|(name, value)| one_by_one.put(*name, value.clone()));
+        let fact = |index: usize| fact(list[index].0, list[index].1.clone());
+        let at_once = match count {
+            1 => Facts::of([fact(0)]),
+            2 => Facts::of([fact(0), fact(1)]),
+            4 => Facts::of([fact(0), fact(1), fact(2), fact(3)]),
+            _ => Facts::of([fact(0), fact(1), fact(2), fact(3), fact(4)]),
+        };
+        assert_eq!(format!("{at_once:?}"), format!("{one_by_one:?}"));
+    };
+    for first in [
+        "alice".into(),
+        "".into(),
+        Value::from(7),
+        long.into(),
+        Value::from_hash(&"a".repeat(32)).expect("a hash"),
+    ] {
+        for second in ["user", "ip", "plan", "a name of more than sixteen bytes"] {
+            for value in ["192.0.2.7", "::ffff:192.0.2.7", "no address"] {
+                for count in [1, 2, 4, 5] {
+                    let list = [
+                        ("user", first.clone()),
+                        (second, value.into()),
+                        ("route", "/login".into()),
+                        ("tokens", 250.into()),
+                        ("plan", "pro".into()),
+                    ];
+                    check(list, count);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn more_than_64_facts_are_too_many() {
     let names: Vec<String> = (0..65).map(|number| format!("fact{number}")).collect();
