@@ -118,7 +118,7 @@ impl Bound {
     }
 
     /// The last state, however old it is, and the earliest time that the store's clock can show: the numbers of this due
-    /// can be computed from it. `None` if there is none, or if it does not tell.
+    /// can be computed from both. `None` if no state was seen, or if the numbers cannot be computed from it.
     #[inline]
     pub(super) fn last_state(&self, due: &Due<'_>, at: Moment) -> Option<(StoredState<'static>, Time)> {
         let last = self.last.as_ref()?;
@@ -256,7 +256,8 @@ impl Sighting {
         Some(due.step(seen, time))
     }
 
-    /// The state, with `taken` more units charged at this time. `None` if it does not tell.
+    /// The state, with `taken` more units charged at this time; `None` if the due cannot be decided from it: that of a
+    /// log, or of a bucket whose count was raised.
     #[inline]
     fn stored(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<StoredState<'static>> {
         let seen = match &self.state {

@@ -4,8 +4,7 @@
 //! flood of new keys does not displace those in use. Forgetting a key costs a round trip or some unspent permits, and
 //! nothing else.
 //!
-//! Values are kept in the order in which their keys came, and found by a small index: a flood of new keys then writes to
-//! memory in order, and reads little else.
+//! Values are kept in insertion order and found by a small index, so a flood of new keys writes to memory sequentially.
 
 use tollkeeper_core::Key;
 use tollkeeper_core::fingerprint::Fingerprinter;
