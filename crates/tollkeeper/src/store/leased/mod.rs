@@ -11,6 +11,7 @@
 mod bound;
 mod heat;
 mod ids;
+mod index;
 mod leased_key;
 mod permits;
 mod request;

@@ -10,6 +10,7 @@ use tollkeeper_core::Key;
 use tollkeeper_core::fingerprint::Fingerprinter;
 use tollkeeper_core::inline::Inline;
 
+use super::index::Index;
 use crate::random;
 use crate::sync::{Mutex, MutexGuard, lock};
 
@@ -17,7 +18,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 pub(super) const MAX_KEYS: usize = 65_536;
 const SHARDS: usize = 64;
 /// The most keys of a shard.
-const SHARD_KEYS: usize = MAX_KEYS / SHARDS;
+pub(super) const SHARD_KEYS: usize = MAX_KEYS / SHARDS;
 
 /// A value of type `E` for each of at most [`MAX_KEYS`] keys, by fingerprint.
 #[derive(Debug)]
@@ -197,100 +198,9 @@ impl<E: Default> Shard<E> {
     }
 }
 
-/// Finds entries by fingerprint: open addressing with linear probing.
-#[derive(Debug, Default)]
-struct Index {
-    /// None before the first key; at most half of them are taken.
-    buckets: Vec<Bucket>,
-}
-
-const BUCKETS: usize = 2 * SHARD_KEYS;
-
-/// The position of an entry plus 1 in the low bits, and a part of its fingerprint in the others; 0 if free. It is small,
-/// so that the index stays in the processor's cache.
-#[derive(Clone, Copy, Debug, Default)]
-struct Bucket(u32);
-
-/// The low bits.
-const POSITION: u32 = (1 << POSITION_BITS) - 1;
-const POSITION_BITS: u32 = BUCKETS.trailing_zeros();
-
-impl Bucket {
-    #[inline]
-    fn new(print: u128, position: usize) -> Bucket {
-        let position = u32::try_from(position).expect("below 1,024") + 1;
-        Bucket(Bucket::part_of(print) | position)
-    }
-
-    /// The part of a fingerprint that buckets have.
-    #[inline]
-    fn part_of(print: u128) -> u32 {
-        u32::try_from(print & u128::from(u32::MAX)).expect("32 bits") & !POSITION
-    }
-
-    /// The position of its entry; `None` if it is free.
-    #[inline]
-    fn position(self) -> Option<usize> {
-        ((self.0 & POSITION) as usize).checked_sub(1)
-    }
-}
-
-/// The bucket at which the search for such a part of a fingerprint begins.
-#[inline]
-fn home(part: u32) -> usize {
-    (part >> POSITION_BITS) as usize % BUCKETS
-}
-
-impl Index {
-    /// The position of the entry with this fingerprint. `is_it` compares the part that buckets do not have.
-    #[inline]
-    fn find(&self, print: u128, is_it: impl Fn(usize) -> bool) -> Option<usize> {
-        let part = Bucket::part_of(print);
-        let mut at = home(part);
-        loop {
-            let bucket = *self.buckets.get(at)?;
-            let position = bucket.position()?;
-            if bucket.0 & !POSITION == part && is_it(position) {
-                return Some(position);
-            }
-            at = (at + 1) % BUCKETS;
-        }
-    }
-
-    fn insert(&mut self, print: u128, position: usize) {
-        self.buckets.resize(BUCKETS, Bucket::default());
-        let mut at = home(Bucket::part_of(print));
-        while self.buckets[at].position().is_some() {
-            at = (at + 1) % BUCKETS;
-        }
-        self.buckets[at] = Bucket::new(print, position);
-    }
-
-    fn remove(&mut self, print: u128, position: usize) {
-        let mut free = home(Bucket::part_of(print));
-        while self.buckets[free].position() != Some(position) {
-            free = (free + 1) % BUCKETS;
-        }
-        // A search ends at a free bucket, so buckets behind it whose search begins before it move into it.
-        let mut at = free;
-        loop {
-            at = (at + 1) % BUCKETS;
-            let bucket = self.buckets[at];
-            if bucket.position().is_none() {
-                break;
-            }
-            let distance_from = |begin: usize| (at + BUCKETS - begin) % BUCKETS;
-            if distance_from(home(bucket.0)) >= distance_from(free) {
-                self.buckets[free] = bucket;
-                free = at;
-            }
-        }
-        self.buckets[free] = Bucket::default();
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::index::BUCKETS;
     use super::*;
 
     /// Random fingerprints, of which the first are always the same.
