@@ -464,7 +464,7 @@ impl Counts {
 }
 
 impl Observer for Counts {
-    fn record(&self, _: &DecidedToll<'_>) {}
+    fn record(&self, _: &DecidedToll) {}
 
     fn asked(&self, what: Op, _: Span) {
         match what {

@@ -146,7 +146,7 @@ impl<'c> Pair<'c> {
     }
 
     fn decide(&mut self) -> Option<String> {
-        let tolls: Vec<Toll<'static>> = (0..self.random.within(1, 12)).map(|_| self.toll()).collect();
+        let tolls: Vec<Toll> = (0..self.random.within(1, 12)).map(|_| self.toll()).collect();
         let mut asked = Vec::new();
         let leases: Vec<Option<LeaseRequest>> = tolls.iter().map(|toll| self.lease(toll)).collect();
         for (toll, lease) in tolls.iter().zip(&leases) {
@@ -201,7 +201,7 @@ impl<'c> Pair<'c> {
     }
 
     /// Now and then, a lease of a key of this toll instead of the toll.
-    fn lease(&mut self, toll: &Toll<'static>) -> Option<LeaseRequest> {
+    fn lease(&mut self, toll: &Toll) -> Option<LeaseRequest> {
         let random = &mut self.random;
         let due = toll.dues().position(|due| due.quota.count() > 0 && Lease::has(due.quota.algorithm()));
         let index = due.filter(|_| random.within(0, 4) == 0)?;
@@ -215,7 +215,7 @@ impl<'c> Pair<'c> {
         Some(LeaseRequest { toll, want: random.within(1, 30), lease })
     }
 
-    fn toll(&mut self) -> Toll<'static> {
+    fn toll(&mut self) -> Toll {
         let random = &mut self.random;
         let user = ["alice", "bob", "{c}: %", "nobody"][place(random, 4)];
         let tenant = ["one", "two"][place(random, 2)];

@@ -741,7 +741,7 @@ struct SendsAgain(RedisStore);
 
 impl Remote for SendsAgain {
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, RemoteResult<Reply>> {
-        let (toll, first) = (toll.clone().into_owned(), self.0.decide(toll));
+        let (toll, first) = (toll.clone(), self.0.decide(toll));
         StoreFuture::Later(Box::pin(async move {
             match tokio::time::timeout(Duration::from_millis(200), first).await {
                 Ok(Ok(ruling)) => Ok(ruling),

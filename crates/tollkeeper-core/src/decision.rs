@@ -77,10 +77,10 @@ pub fn admitted(limits: impl IntoIterator<Item = (Mode, bool)>) -> bool {
 
 /// A toll with the reply of the store, and what follows for the request.
 ///
-/// A [`Decision`] owns one; [`DecidedToll::to_decision`] makes one from a borrowed toll.
+/// A [`Decision`] owns one; [`DecidedToll::to_decision`] makes one that can be kept.
 #[derive(Clone, Debug)]
-pub struct DecidedToll<'p> {
-    toll: Toll<'p>,
+pub struct DecidedToll {
+    toll: Toll,
     reply: Reply,
     allowed: bool,
 }
@@ -90,22 +90,22 @@ pub struct DecidedToll<'p> {
 /// It is boxed because it is large and is passed on by value: moving it twice costs more than one allocation. The box
 /// is reused by the next decision of the thread that drops it.
 #[derive(Clone)]
-pub struct Decision(Option<Box<DecidedToll<'static>>>);
+pub struct Decision(Option<Box<DecidedToll>>);
 
 const TAKEN: &str = "only `drop` takes the box";
 
 impl Deref for Decision {
-    type Target = DecidedToll<'static>;
+    type Target = DecidedToll;
 
     #[inline]
-    fn deref(&self) -> &DecidedToll<'static> {
+    fn deref(&self) -> &DecidedToll {
         self.0.as_deref().expect(TAKEN)
     }
 }
 
 impl DerefMut for Decision {
     #[inline]
-    fn deref_mut(&mut self) -> &mut DecidedToll<'static> {
+    fn deref_mut(&mut self) -> &mut DecidedToll {
         self.0.as_deref_mut().expect(TAKEN)
     }
 }
@@ -140,24 +140,24 @@ impl Decision {
 
     #[cold]
     fn allocated(policy: &Arc<Policy>, verb: Verb) -> Decision {
-        let toll = Toll::new(policy, verb).into_owned();
+        let toll = Toll::new(policy, verb);
         Decision(Some(Box::new(DecidedToll { toll, reply: Reply::default(), allowed: false })))
     }
 
     /// The decision that follows from a reply.
-    pub fn new(toll: Toll<'_>, reply: Reply) -> Decision {
-        Decision(Some(Box::new(DecidedToll::new(toll.into_owned(), reply))))
+    pub fn new(toll: Toll, reply: Reply) -> Decision {
+        Decision(Some(Box::new(DecidedToll::new(toll, reply))))
     }
 }
 
-impl<'p> DecidedToll<'p> {
+impl DecidedToll {
     /// Draws the conclusion from a reply.
     ///
     /// # Panics
     ///
     /// If the reply does not have one entry for each limit of the toll.
     #[inline]
-    pub fn new(toll: Toll<'p>, reply: Reply) -> DecidedToll<'p> {
+    pub fn new(toll: Toll, reply: Reply) -> DecidedToll {
         let mut decided = DecidedToll { toll, reply, allowed: false };
         decided.conclude();
         decided
@@ -165,7 +165,7 @@ impl<'p> DecidedToll<'p> {
 
     /// The toll, to be built.
     #[inline]
-    pub fn toll_mut(&mut self) -> &mut Toll<'p> {
+    pub fn toll_mut(&mut self) -> &mut Toll {
         &mut self.toll
     }
 
@@ -175,7 +175,7 @@ impl<'p> DecidedToll<'p> {
     ///
     /// If the reply does not have one entry for each limit of the toll.
     #[inline(always)]
-    pub fn decide(&mut self, decide: impl FnOnce(&Toll<'p>, &mut Reply)) {
+    pub fn decide(&mut self, decide: impl FnOnce(&Toll, &mut Reply)) {
         decide(&self.toll, &mut self.reply);
         self.conclude();
     }
@@ -183,14 +183,18 @@ impl<'p> DecidedToll<'p> {
     #[inline(always)]
     fn conclude(&mut self) {
         assert_eq!(self.toll.len(), self.reply.limits.len(), "a store replies for every limit");
-        self.allowed = admitted(self.toll.modes().zip(self.reply.limits.iter().map(LimitReply::allowed)));
+        // Modes matter only if a limit refuses the request.
+        self.allowed = self.reply.limits.iter().all(LimitReply::allowed) || self.is_admitted();
+    }
+
+    fn is_admitted(&self) -> bool {
+        admitted(self.toll.modes().zip(self.reply.limits.iter().map(LimitReply::allowed)))
     }
 
     /// A decision that can be kept.
     #[inline]
     pub fn to_decision(&self) -> Decision {
-        let DecidedToll { toll, reply, allowed } = self.clone();
-        Decision(Some(Box::new(DecidedToll { toll: toll.into_owned(), reply, allowed })))
+        Decision(Some(Box::new(self.clone())))
     }
 
     /// Whether the request may pass.
@@ -243,7 +247,7 @@ impl<'p> DecidedToll<'p> {
     }
 
     /// The toll.
-    pub fn toll(&self) -> &Toll<'p> {
+    pub fn toll(&self) -> &Toll {
         &self.toll
     }
 

@@ -38,9 +38,16 @@ const INLINE: usize = 4;
 pub struct Facts<'a> {
     /// Most requests have only a few facts, which need no allocation.
     inline: [Option<Fact<'a>>; INLINE],
+    rare: Option<Box<Rare<'a>>>,
+}
+
+/// What few requests have: one word, because facts are built and dropped with every request.
+#[derive(Clone, Debug, Default)]
+struct Rare<'a> {
+    /// The facts that do not fit inline.
     more: Vec<Fact<'a>>,
     /// The first problem that [`Facts::put`] found.
-    problem: Option<Box<InvalidFact>>,
+    problem: Option<InvalidFact>,
     /// Whether some value is known only by its hash.
     has_known_hash: bool,
 }
@@ -104,19 +111,42 @@ impl<'a> From<Cow<'a, str>> for Name<'a> {
     }
 }
 
-/// A fact for [`Facts::of`].
+/// A fact for [`facts!`](crate::facts!).
+pub type NamedValue<'a> = (Cow<'a, str>, Value<'a>);
+
+/// A fact for [`facts!`](crate::facts!).
 #[inline(always)]
-pub fn fact<'a>(name: impl Into<Cow<'a, str>>, value: impl Into<Value<'a>>) -> (Cow<'a, str>, Value<'a>) {
-    (name.into(), value.into())
+pub fn fact<'a>(name: impl Into<Cow<'a, str>>, value: impl Into<Value<'a>>) -> Option<NamedValue<'a>> {
+    Some((name.into(), value.into()))
 }
 
 /// Builds [`Facts`]: `facts! { "user" => "alice", "tokens" => 250 }`.
 #[macro_export]
 macro_rules! facts {
     () => { $crate::Facts::new() };
-    ($($name:expr => $value:expr),+ $(,)?) => {
-        $crate::Facts::of([$($crate::facts::fact($name, $value)),+])
+    ($a:expr => $of_a:expr $(,)?) => {
+        $crate::Facts::few($crate::facts::fact($a, $of_a), None, None, None)
     };
+    ($a:expr => $of_a:expr, $b:expr => $of_b:expr $(,)?) => {
+        $crate::Facts::few($crate::facts::fact($a, $of_a), $crate::facts::fact($b, $of_b), None, None)
+    };
+    ($a:expr => $of_a:expr, $b:expr => $of_b:expr, $c:expr => $of_c:expr $(,)?) => {
+        $crate::Facts::few(
+            $crate::facts::fact($a, $of_a),
+            $crate::facts::fact($b, $of_b),
+            $crate::facts::fact($c, $of_c),
+            None,
+        )
+    };
+    ($a:expr => $of_a:expr, $b:expr => $of_b:expr, $c:expr => $of_c:expr, $d:expr => $of_d:expr $(,)?) => {
+        $crate::Facts::few(
+            $crate::facts::fact($a, $of_a),
+            $crate::facts::fact($b, $of_b),
+            $crate::facts::fact($c, $of_c),
+            $crate::facts::fact($d, $of_d),
+        )
+    };
+    ($($name:expr => $value:expr),+ $(,)?) => { $crate::Facts::new()$(.with($name, $value))+ };
 }
 
 impl<'a> Facts<'a> {
@@ -127,24 +157,31 @@ impl<'a> Facts<'a> {
     }
 
     /// These facts; of several with the same name, the last.
-    // Up to four valid facts with different names are written where the caller keeps them. Facts that were filled one
-    // by one would be moved there, and moving what was just written stalls the processor.
+    // Valid facts with different names are written where the caller keeps them. Facts that were filled one by one would
+    // be moved there, and moving what was just written stalls the processor. So would a list, unless the compiler happens
+    // to inline every loop over it.
     #[inline(always)]
-    pub fn of<const N: usize>(list: [(Cow<'a, str>, Value<'a>); N]) -> Facts<'a> {
-        let is_new = |index: usize| list[..index].iter().all(|(name, _)| *name != list[index].0);
-        let is_plain = |index: usize| is_plain(&list[index].0, &list[index].1) && is_new(index);
-        if N > INLINE || !(0..N).all(is_plain) {
-            return Facts::collect(list);
+    pub fn few(
+        a: Option<NamedValue<'a>>,
+        b: Option<NamedValue<'a>>,
+        c: Option<NamedValue<'a>>,
+        d: Option<NamedValue<'a>>,
+    ) -> Facts<'a> {
+        let (is_b_new, is_c_new) = (is_other(&b, &a), is_other(&c, &a) && is_other(&c, &b));
+        let is_d_new = is_other(&d, &a) && is_other(&d, &b) && is_other(&d, &c);
+        if !(is_plain(&a) && is_plain(&b) && is_plain(&c) && is_plain(&d) && is_b_new && is_c_new && is_d_new)
+        {
+            return Facts::collect([a, b, c, d]);
         }
-        let mut facts = list.into_iter().map(|(name, value)| Fact { name: name.into(), value });
-        let inline = [facts.next(), facts.next(), facts.next(), facts.next()];
-        Facts { inline, more: Vec::new(), problem: None, has_known_hash: false }
+        let inline = [unchecked(a), unchecked(b), unchecked(c), unchecked(d)];
+        Facts { inline, rare: None }
     }
 
     #[cold]
-    fn collect<const N: usize>(list: [(Cow<'a, str>, Value<'a>); N]) -> Facts<'a> {
+    #[inline(never)]
+    fn collect(list: [Option<NamedValue<'a>>; INLINE]) -> Facts<'a> {
         let mut facts = Facts::new();
-        for (name, value) in list {
+        for (name, value) in list.into_iter().flatten() {
             facts.put(name, value);
         }
         facts
@@ -165,7 +202,7 @@ impl<'a> Facts<'a> {
     #[inline(always)]
     pub fn put(&mut self, name: impl Into<Cow<'a, str>>, value: impl Into<Value<'a>>) {
         if let Err(error) = self.insert(name, value) {
-            self.problem.get_or_insert_with(|| Box::new(error));
+            self.rare().problem.get_or_insert(error);
         }
     }
 
@@ -183,7 +220,9 @@ impl<'a> Facts<'a> {
             Ok(value) => value,
             Err(problem) => return Err(InvalidFact::new(&name, problem)),
         };
-        self.has_known_hash |= matches!(&value, Value::Hashed(hashed) if hashed.plain.is_none());
+        if matches!(&value, Value::Hashed(hashed) if hashed.plain.is_none()) {
+            self.rare().has_known_hash = true;
+        }
         let is_free = |entry: &Option<Fact<'a>>| entry.as_ref().is_none_or(|fact| fact.has(&name));
         match self.inline.iter().position(is_free) {
             Some(index) => {
@@ -197,10 +236,11 @@ impl<'a> Facts<'a> {
     /// Adds a valid fact, or replaces its value, where those are that do not fit inline.
     #[cold]
     fn insert_more(&mut self, name: Name<'a>, value: Value<'a>) -> Result<(), InvalidFact> {
-        let has_room = INLINE + self.more.len() < MAX_FACTS;
-        match self.more.iter_mut().find(|fact| fact.has(&name)) {
+        let more = &mut self.rare().more;
+        let has_room = INLINE + more.len() < MAX_FACTS;
+        match more.iter_mut().find(|fact| fact.has(&name)) {
             Some(fact) => fact.value = value,
-            None if has_room => self.more.push(Fact { name, value }),
+            None if has_room => more.push(Fact { name, value }),
             None => return Err(InvalidFact::new(&name, FactProblem::TooMany)),
         }
         Ok(())
@@ -219,9 +259,23 @@ impl<'a> Facts<'a> {
     }
 
     /// The value of a fact; `None` if it is absent or empty.
-    #[inline]
+    // Not inlined into the loops over limits: they are larger than the registers hold already.
+    #[inline(never)]
     pub fn get(&self, name: &str) -> Option<&Value<'a>> {
-        self.all().find(|fact| fact.has(name)).map(|fact| &fact.value).filter(|value| !value.is_empty())
+        for fact in &self.inline {
+            let fact = fact.as_ref()?;
+            if fact.has(name) {
+                return Some(&fact.value).filter(|value| !value.is_empty());
+            }
+        }
+        self.get_more(name)
+    }
+
+    /// As [`Facts::get`], for the facts that do not fit inline.
+    #[cold]
+    fn get_more(&self, name: &str) -> Option<&Value<'a>> {
+        let fact = self.rare.as_ref()?.more.iter().find(|fact| fact.has(name))?;
+        Some(&fact.value).filter(|value| !value.is_empty())
     }
 
     /// Names and values.
@@ -231,18 +285,34 @@ impl<'a> Facts<'a> {
 
     /// The first problem that [`Facts::put`] found, if any.
     pub(crate) fn check(&self) -> Result<(), InvalidFact> {
-        self.problem.as_deref().map_or(Ok(()), |error| Err(error.clone()))
+        match self.rare.as_ref().and_then(|rare| rare.problem.as_ref()) {
+            Some(problem) => Err(problem.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the facts are few and valid, and their values known: nearly always.
+    #[inline]
+    pub(crate) fn are_ordinary(&self) -> bool {
+        self.rare.is_none()
+    }
+
+    #[cold]
+    fn rare(&mut self) -> &mut Rare<'a> {
+        self.rare.get_or_insert_default()
     }
 
     /// Replaces the value of a fact that is present.
     fn replace(&mut self, name: &str, value: Value<'a>) {
-        let all = self.inline.iter_mut().map_while(Option::as_mut).chain(&mut self.more);
+        let more = self.rare.iter_mut().flat_map(|rare| &mut rare.more);
+        let all = self.inline.iter_mut().map_while(Option::as_mut).chain(more);
         all.filter(|fact| fact.has(name)).for_each(|fact| fact.value = value.clone());
     }
 
     #[inline]
     fn all(&self) -> impl Iterator<Item = &Fact<'a>> {
-        self.inline.iter().map_while(Option::as_ref).chain(&self.more)
+        let more = self.rare.iter().flat_map(|rare| &rare.more);
+        self.inline.iter().map_while(Option::as_ref).chain(more)
     }
 }
 
@@ -510,16 +580,31 @@ const NAME_BYTES: [bool; 256] = {
     allowed
 };
 
-/// Whether a fact is valid as it is: a text, a number or an IPv4 address that [`checked`] would not change.
+/// Whether a fact is absent, or valid as it is: a text, a number or an IPv4 address that [`checked`] would not change.
 #[inline(always)]
-fn is_plain(name: &str, value: &Value<'_>) -> bool {
+fn is_plain(fact: &Option<NamedValue<'_>>) -> bool {
+    let Some((name, value)) = fact else { return true };
     is_name(name)
         && match value {
-            Value::Text(text) => name != IP && text.len() <= MAX_VALUE,
-            Value::Number(_) => name != IP,
+            Value::Text(text) => **name != *IP && text.len() <= MAX_VALUE,
+            Value::Number(_) => **name != *IP,
             Value::Ip(ip) => ip.is_ipv4(),
             Value::Hashed(_) => false,
         }
+}
+
+/// Whether two facts do not have the same name.
+#[inline(always)]
+fn is_other(one: &Option<NamedValue<'_>>, other: &Option<NamedValue<'_>>) -> bool {
+    !matches!((one, other), (Some((one, _)), Some((other, _))) if **one == **other)
+}
+
+#[inline(always)]
+fn unchecked(fact: Option<NamedValue<'_>>) -> Option<Fact<'_>> {
+    match fact {
+        Some((name, value)) => Some(Fact { name: name.into(), value }),
+        None => None,
+    }
 }
 
 /// The value in its canonical form, if the name is valid and the fact may have the value.

@@ -30,6 +30,18 @@ impl<T: Copy + Default, const N: usize> Default for Inline<T, N> {
 }
 
 impl<T: Copy + Default, const N: usize> Inline<T, N> {
+    /// The number of elements, without a look at where they are.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Appends one element.
     #[inline]
     pub fn push(&mut self, element: T) {

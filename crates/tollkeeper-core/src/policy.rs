@@ -107,6 +107,8 @@ impl Policy {
             tier: None,
             tiers: BTreeMap::new(),
             overrides: BTreeMap::new(),
+            always_applies: true,
+            common_grant: Some(0),
             is_declared: false,
             compares_hashes: false,
             default: 0,
@@ -237,10 +239,12 @@ impl Policy {
     /// `facts`.
     #[inline]
     pub(crate) fn identify<'a>(&self, facts: &Facts<'a>) -> Result<Option<Box<Facts<'a>>>, InvalidRequest> {
-        match facts.check().and_then(|()| self.declared.identify(facts)) {
-            Ok(identified) => Ok(identified),
-            Err(invalid) => Err(InvalidRequest::Fact(invalid)),
-        }
+        if facts.are_ordinary() && self.declared.is_empty() { Ok(None) } else { self.identify_all(facts) }
+    }
+
+    #[inline(never)]
+    fn identify_all<'a>(&self, facts: &Facts<'a>) -> Result<Option<Box<Facts<'a>>>, InvalidRequest> {
+        facts.check().and_then(|()| self.declared.identify(facts)).map_err(InvalidRequest::Fact)
     }
 
     /// The text of a fact's value in a key. An IPv6 address is reduced to its prefix, because a client can choose

@@ -16,7 +16,7 @@ pub struct Reason<'d> {
     overridden: Option<Option<u64>>,
 }
 
-impl DecidedToll<'_> {
+impl DecidedToll {
     /// Why the request was refused; `None` if it was admitted.
     ///
     /// ```text

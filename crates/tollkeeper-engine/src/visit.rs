@@ -134,7 +134,7 @@ impl Engine {
             Ok(facts) => facts,
             Err(problem) => return refused(visit.problem(&problem), ""),
         };
-        let conclude = |decided: &DecidedToll<'_>| {
+        let conclude = |decided: &DecidedToll| {
             let shown = if decision { core.text(&decided.to_decision()) } else { String::new() };
             if !decided.allowed() {
                 return refused(visit.refusal(decided, core.draw), &shown);
@@ -179,7 +179,7 @@ impl Application for EngineApplication<'_> {
 }
 
 /// The answer about an admitted request.
-fn passed(state: &Parts, prepared: &Prepared, decided: &DecidedToll<'_>, shown: &str) -> String {
+fn passed(state: &Parts, prepared: &Prepared, decided: &DecidedToll, shown: &str) -> String {
     let mut ticket = 0;
     if prepared.keeps_decision {
         let guard = SlotGuard::of(&state.core.limiter, decided);

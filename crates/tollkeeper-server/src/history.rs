@@ -85,7 +85,7 @@ pub fn rate(count: u64, period: Span) -> String {
 
 /// Appends a line for every limit that charged an admitted request. Slots are not admissions in an interval, and are
 /// left out.
-pub fn write(decided: &DecidedToll<'_>, redactor: &Redactor, lines: &mut Vec<u8>) {
+pub fn write(decided: &DecidedToll, redactor: &Redactor, lines: &mut Vec<u8>) {
     if !decided.allowed() {
         return;
     }

@@ -26,7 +26,7 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
 }
 
 /// The response to a call that a limit refused.
-pub fn refusal(decision: &DecidedToll<'_>) -> Response<Bytes> {
+pub fn refusal(decision: &DecidedToll) -> Response<Bytes> {
     let is_shown = decision.binding().is_some_and(|limit| limit.rule().shown());
     let reason = decision.reason().filter(|_| is_shown).map(|reason| reason.to_string());
     let message = reason.unwrap_or_else(|| "too many requests".to_owned());

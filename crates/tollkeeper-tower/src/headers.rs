@@ -113,7 +113,7 @@ impl Jitter {
 
 /// Every header of a decision, with its value.
 #[inline]
-pub fn write(decided: &DecidedToll<'_>, dialects: &[HeaderDialect], jitter: &Jitter) -> SerializedHeaders {
+pub fn write(decided: &DecidedToll, dialects: &[HeaderDialect], jitter: &Jitter) -> SerializedHeaders {
     let wait = if decided.allowed() { None } else { decided.retry_after() };
     if dialects.is_empty() && wait.is_none() {
         return SerializedHeaders::default();
@@ -121,7 +121,7 @@ pub fn write(decided: &DecidedToll<'_>, dialects: &[HeaderDialect], jitter: &Jit
     write_all(decided, dialects, wait.map(|wait| jitter.seconds(wait)))
 }
 
-fn write_all(decided: &DecidedToll<'_>, dialects: &[HeaderDialect], wait: Option<u64>) -> SerializedHeaders {
+fn write_all(decided: &DecidedToll, dialects: &[HeaderDialect], wait: Option<u64>) -> SerializedHeaders {
     let mut text = Text::new();
     if let Some(wait) = wait {
         text.emit_number(Field::RetryAfter, wait);
@@ -181,12 +181,7 @@ fn write_all(decided: &DecidedToll<'_>, dialects: &[HeaderDialect], wait: Option
 }
 
 /// Puts every header of a decision into a map, replacing what was there.
-pub fn insert(
-    headers: &mut HeaderMap,
-    decided: &DecidedToll<'_>,
-    dialects: &[HeaderDialect],
-    jitter: &Jitter,
-) {
+pub fn insert(headers: &mut HeaderMap, decided: &DecidedToll, dialects: &[HeaderDialect], jitter: &Jitter) {
     write(decided, dialects, jitter).insert(headers);
 }
 

@@ -41,17 +41,17 @@ impl Problem {
 
 /// The response to a refused request, without rate-limit headers, which
 /// [`headers::insert`](crate::headers::insert) adds.
-pub fn refusal(decision: &DecidedToll<'_>) -> Response<Bytes> {
+pub fn refusal(decision: &DecidedToll) -> Response<Bytes> {
     refusal_as(StatusCode::TOO_MANY_REQUESTS, decision)
 }
 
 /// Like [`refusal`], with another status, for gateways that support only some.
-pub fn refusal_as(status: StatusCode, decision: &DecidedToll<'_>) -> Response<Bytes> {
+pub fn refusal_as(status: StatusCode, decision: &DecidedToll) -> Response<Bytes> {
     problem_response(status, refusal_body(status, decision))
 }
 
 /// The JSON body of a refusal. It describes no limit at all if the binding limit is hidden.
-fn refusal_body(status: StatusCode, decision: &DecidedToll<'_>) -> String {
+fn refusal_body(status: StatusCode, decision: &DecidedToll) -> String {
     let (verdict, binding) = decision.conclusion();
     let is_shown = binding.is_some_and(|limit| limit.rule().shown());
     let mut body = String::with_capacity(384);

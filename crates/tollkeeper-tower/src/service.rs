@@ -187,14 +187,14 @@ impl<'a> LayerVisit<'a> {
             Err(problem) => return NextStep::Refuse(Box::new(self.visit.problem(&problem))),
         };
         let mut step = NextStep::Wait;
-        let read = |decided: &DecidedToll<'_>| step = self.step(decided);
+        let read = |decided: &DecidedToll| step = self.step(decided);
         match self.visit.acquire(facts).decide_with(read).map(drop) {
             Ok(()) => step,
             Err(error) => NextStep::Refuse(Box::new(self.visit.invalid(&error))),
         }
     }
 
-    fn step(&self, decided: &DecidedToll<'_>) -> NextStep {
+    fn step(&self, decided: &DecidedToll) -> NextStep {
         let Shared { limiter, options, .. } = self.shared;
         let prepared = self.prepared;
         if !decided.allowed() {
@@ -240,7 +240,7 @@ impl<'a> LayerVisit<'a> {
     }
 
     /// The response to a refused request, which the hooks of the application may change.
-    fn refused(&self, decided: &DecidedToll<'_>) -> Refusal {
+    fn refused(&self, decided: &DecidedToll) -> Refusal {
         let options = &self.shared.options;
         let mut response = self.visit.refusal(decided, options.draw);
         if options.on_response.is_some() || options.on_refusal.is_some() {

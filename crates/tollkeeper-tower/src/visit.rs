@@ -109,7 +109,7 @@ impl<A: Application> Visit<'_, A> {
 
     /// The response to a refused request: problem or gRPC status, with rate-limit headers whose `Retry-After` is
     /// lengthened by what `draw` draws.
-    pub fn refusal(&self, decided: &DecidedToll<'_>, draw: fn() -> u64) -> Response<Bytes> {
+    pub fn refusal(&self, decided: &DecidedToll, draw: fn() -> u64) -> Response<Bytes> {
         let mut response = if self.is_grpc() { grpc::refusal(decided) } else { problem::refusal(decided) };
         let settings = &self.prepared.settings;
         let jitter = Jitter { share: settings.retry_after_jitter, draw };

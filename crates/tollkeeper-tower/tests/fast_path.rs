@@ -182,7 +182,7 @@ fn fast_path_matches_general_path() {
 struct Counts(AtomicUsize);
 
 impl Observer for Counts {
-    fn record(&self, _: &DecidedToll<'_>) {
+    fn record(&self, _: &DecidedToll) {
         self.0.fetch_add(1, Relaxed);
     }
 }

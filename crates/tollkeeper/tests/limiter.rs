@@ -720,7 +720,7 @@ fn observer_sees_every_decision() {
     #[derive(Debug, Default)]
     struct Recorder(std::sync::Mutex<Vec<(bool, Verb)>>);
     impl tollkeeper::Observer for Recorder {
-        fn record(&self, decision: &DecidedToll<'_>) {
+        fn record(&self, decision: &DecidedToll) {
             self.0.lock().unwrap().push((decision.allowed(), decision.toll().verb()));
         }
     }

@@ -149,7 +149,7 @@ impl Checker {
     }
 
     /// The store decided a toll. Returns whether it charged something.
-    pub fn store_decided(&mut self, decided: &DecidedToll<'_>, id: u64, now: StoreTime) -> bool {
+    pub fn store_decided(&mut self, decided: &DecidedToll, id: u64, now: StoreTime) -> bool {
         if self.is_steady {
             self.compare(decided, now);
         }
@@ -195,7 +195,7 @@ impl Checker {
     }
 
     /// Compares the verdict of every limit with its definition.
-    fn compare(&mut self, decided: &DecidedToll<'_>, now: StoreTime) {
+    fn compare(&mut self, decided: &DecidedToll, now: StoreTime) {
         for limit in decided.limits() {
             let due = limit.due();
             let expected = match self.keys.get(&due.key.to_bytes()) {
@@ -303,7 +303,7 @@ impl Checker {
     }
 
     /// A node decided a request.
-    pub fn node_decided(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>) {
+    pub fn node_decided(&mut self, by: &Answered<'_>, decided: &DecidedToll) {
         let tally = if decided.allowed() { Kind::Admitted } else { Kind::Refused };
         self.tally.count(tally);
         if decided.degraded().is_some() {
@@ -341,7 +341,7 @@ impl Checker {
 
     /// What a node answers with the store must be what the store did. Permits were charged when they were granted, so
     /// an admission that spends them is judged here, at the instant it took them.
-    fn follows(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>, charging: bool) {
+    fn follows(&mut self, by: &Answered<'_>, decided: &DecidedToll, charging: bool) {
         if !(charging && decided.allowed()) {
             // Of a request that was delivered twice, the second may have been admitted unnoticed.
             if let Some(id) = by.charged.first().copied().filter(|_| !by.delivered_twice) {
@@ -370,7 +370,7 @@ impl Checker {
     }
 
     /// An admission that spends permits is judged at the instant it took them.
-    fn spent(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>) {
+    fn spent(&mut self, by: &Answered<'_>, decided: &DecidedToll) {
         if !decided.limits().any(|limit| spends_permits(&limit)) {
             return;
         }
@@ -385,7 +385,7 @@ impl Checker {
     }
 
     /// Remembers what a node knows of its keys, and the refusals that it derived from that.
-    fn judge_knowledge(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>, charging: bool) {
+    fn judge_knowledge(&mut self, by: &Answered<'_>, decided: &DecidedToll, charging: bool) {
         for (index, limit) in decided.limits().enumerate() {
             let due = limit.due();
             let known = self.known[by.node].entry(limit.key().to_bytes()).or_default();
@@ -439,7 +439,7 @@ impl Checker {
         used.iter().filter(|(at, _)| *at >= since).map(|(_, units)| units).sum()
     }
 
-    fn admitted_locally(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>) {
+    fn admitted_locally(&mut self, by: &Answered<'_>, decided: &DecidedToll) {
         let at = StoreTime { shown: by.local, passed: by.local, steps_back: 0 };
         for limit in decided.limits() {
             let due = limit.due();
@@ -517,7 +517,7 @@ pub struct Bounded {
     /// The node.
     pub node: usize,
     /// The key and the cost that were refused.
-    pub toll: Toll<'static>,
+    pub toll: Toll,
 }
 
 /// How a node came to its answer.

@@ -47,7 +47,7 @@ pub struct Call {
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "the calls of a `Remote`")]
 pub enum Op {
-    Decide(Box<Toll<'static>>, u64),
+    Decide(Box<Toll>, u64),
     Lease(Box<LeaseRequest>),
     Correct(Charge, Vec<KeyCorrection>),
     Release(Slot),
@@ -141,7 +141,7 @@ const SECRET: Secret = Secret([7; 16]);
 impl Remote for Client {
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, RemoteResult<Reply>> {
         let id = if toll.verb().charges() { self.ids.fetch_add(1, Relaxed) + 1 } else { 0 };
-        self.call(Op::Decide(Box::new(toll.clone().into_owned()), id), |answer| {
+        self.call(Op::Decide(Box::new(toll.clone()), id), |answer| {
             if let Answer::Decided(reply) = answer { Some(*reply) } else { None }
         })
     }

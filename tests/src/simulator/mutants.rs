@@ -154,7 +154,7 @@ enum Wrong {
 
 impl Remote for Wrapped {
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, RemoteResult<Reply>> {
-        let (first, toll) = (self.0.decide(toll), toll.clone().into_owned());
+        let (first, toll) = (self.0.decide(toll), toll.clone());
         StoreFuture::Later(Box::pin(async move {
             match (first.await, self.1) {
                 (Err(_), Wrong::Resends) => self.0.decide(&toll).await,
@@ -230,7 +230,7 @@ impl Renewed {
 
 impl Store for Renewed {
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply> {
-        let (current, toll) = (self.current(), toll.clone().into_owned());
+        let (current, toll) = (self.current(), toll.clone());
         StoreFuture::Later(Box::pin(async move {
             let reply = current.decide(&toll).await;
             if reply.limits().iter().any(|limit| limit.degraded().is_some()) {

@@ -180,20 +180,8 @@ impl DeclaredFacts {
 
     /// The facts that limits see for the raw facts of a request; `None` if they are the same.
     // In a box, because most requests have none: facts are large, and would be moved with every request.
-    #[inline]
     pub(crate) fn identify<'a>(&self, facts: &Facts<'a>) -> Result<Option<Box<Facts<'a>>>, InvalidFact> {
-        match &self.0 {
-            None if !facts.has_known_hash => Ok(None),
-            None => self.identify_all(&[], facts),
-            Some(declared) => self.identify_all(declared, facts),
-        }
-    }
-
-    fn identify_all<'a>(
-        &self,
-        declared: &[DeclaredFact],
-        facts: &Facts<'a>,
-    ) -> Result<Option<Box<Facts<'a>>>, InvalidFact> {
+        let declared = self.0.as_deref().unwrap_or_default();
         let mut identified_facts: Option<Box<Facts<'a>>> = None;
         for fact in facts.all() {
             self.check(&fact.name, &fact.value)?;

@@ -35,12 +35,21 @@ fn facts_at_once_equal_facts_one_by_one() {
     let check = |list: [(&'static str, Value<'static>); 5], count: usize| {
         let mut one_by_one = Facts::new();
         list.iter().take(count).for_each(|(name, value)| one_by_one.put(*name, value.clone()));
-        let fact = |index: usize| fact(list[index].0, list[index].1.clone());
+        let (name, value) = (|index: usize| list[index].0, |index: usize| list[index].1.clone());
         let at_once = match count {
-            1 => Facts::of([fact(0)]),
-            2 => Facts::of([fact(0), fact(1)]),
-            4 => Facts::of([fact(0), fact(1), fact(2), fact(3)]),
-            _ => Facts::of([fact(0), fact(1), fact(2), fact(3), fact(4)]),
+            1 => facts! { name(0) => value(0) },
+            2 => facts! { name(0) => value(0), name(1) => value(1) },
+            3 => facts! { name(0) => value(0), name(1) => value(1), name(2) => value(2) },
+            4 => {
+                facts! { name(0) => value(0), name(1) => value(1), name(2) => value(2), name(3) => value(3) }
+            }
+            _ => facts! {
+                name(0) => value(0),
+                name(1) => value(1),
+                name(2) => value(2),
+                name(3) => value(3),
+                name(4) => value(4),
+            },
         };
         assert_eq!(format!("{at_once:?}"), format!("{one_by_one:?}"));
     };
@@ -53,7 +62,7 @@ fn facts_at_once_equal_facts_one_by_one() {
     ] {
         for second in ["user", "ip", "plan", "a name of more than sixteen bytes"] {
             for value in ["192.0.2.7", "::ffff:192.0.2.7", "no address"] {
-                for count in [1, 2, 4, 5] {
+                for count in 1..=5 {
                     let list = [
                         ("user", first.clone()),
                         (second, value.into()),

@@ -8,7 +8,7 @@ use super::rule::{Allow, Grant, REFUSED, Rule};
 use crate::facts;
 use crate::key::Family;
 use crate::lease::Lease;
-use crate::limit::{Base, Consistency, CostMissing, Limit};
+use crate::limit::{Base, Consistency, CostMissing, Limit, Mode};
 use crate::quota::{Algorithm, Allowance, CheckedQuota, Quota};
 use crate::time::Span;
 use crate::toll::MAX_COST;
@@ -91,6 +91,9 @@ impl Rule {
         } else {
             Allow::Values(limit.allow.iter().map(|value| value.as_str().into()).collect())
         };
+        let has_conditions = !(limit.when.is_empty() && limit.unless.is_empty() && allow.is_empty());
+        let is_limited = matches!(grants[default as usize], Grant::Limited { .. });
+        let has_one_grant = tier.is_none() && overrides.is_empty() && limit.cost.is_none();
         Rule {
             name: limit.name.as_str().into(),
             by: limit.by.iter().map(|fact| fact.as_str().into()).collect(),
@@ -113,6 +116,8 @@ impl Rule {
             tier,
             tiers,
             overrides,
+            always_applies: limit.mode != Mode::Off && !has_conditions,
+            common_grant: (has_one_grant && is_limited).then_some(default),
             is_declared: false,
             compares_hashes: false,
             default,

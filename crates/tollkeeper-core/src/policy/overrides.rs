@@ -302,7 +302,18 @@ impl Policy {
     /// The quota and the key prefix of a grant of a limit or of an override; `None` if it is unlimited.
     #[inline]
     pub(crate) fn quota(&self, rule: usize, grant: u32) -> Option<(&CheckedQuota, &Family)> {
-        if grant & RUN_TIME == 0 { self.rules[rule].quota(grant) } else { self.run_time_quota(rule, grant) }
+        self.quota_of(rule, &self.rules[rule], grant)
+    }
+
+    /// As [`Policy::quota`], for a caller that has looked up the limit.
+    #[inline(always)]
+    pub(crate) fn quota_of<'p>(
+        &'p self,
+        index: usize,
+        rule: &'p Rule,
+        grant: u32,
+    ) -> Option<(&'p CheckedQuota, &'p Family)> {
+        if grant & RUN_TIME == 0 { rule.quota(grant) } else { self.run_time_quota(index, grant) }
     }
 
     #[cold]

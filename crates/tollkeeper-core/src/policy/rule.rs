@@ -41,6 +41,11 @@ pub struct Rule {
     pub(super) tiers: BTreeMap<Box<str>, u32>,
     /// The index of each override's grant.
     pub(super) overrides: BTreeMap<Box<str>, u32>,
+    /// Whether it applies to every request: it has no conditions, and is not off.
+    pub(super) always_applies: bool,
+    /// The index of the grant of every request that has its facts, which is not unlimited; `None` if that depends on
+    /// the request, or if a fact is its cost.
+    pub(super) common_grant: Option<u32>,
     /// Whether a fact that it is keyed by is declared.
     pub(super) is_declared: bool,
     /// Whether `overrides` and `allow` hold hashes, because the only fact that it is keyed by is hashed.
@@ -287,7 +292,7 @@ impl Rule {
         let [fact] = &*self.by else { return None };
         let has_one_grant = self.tier.is_none() && self.overrides.is_empty() && self.cost.is_none();
         let has_rate = self.algorithm != Algorithm::Concurrency;
-        (self.is_unconditional() && self.allow.is_empty() && has_one_grant && has_rate).then_some(fact)
+        (self.always_applies && has_one_grant && has_rate).then_some(fact)
     }
 
     /// Whether it applies to every request that has its facts, except for the values in `allow`.
@@ -295,9 +300,20 @@ impl Rule {
         self.mode != Mode::Off && self.when.is_empty() && self.unless.is_empty()
     }
 
+    /// The index of the grant of every request that has its facts, which is charged the cost of the request; `None` if
+    /// that depends on the request. Overrides at run time are not considered.
+    #[inline]
+    pub(crate) fn common_grant(&self) -> Option<u32> {
+        self.common_grant
+    }
+
     /// Whether the limit applies to a request with these facts.
     #[inline]
     pub(crate) fn applies(&self, facts: &Facts<'_>) -> bool {
+        self.always_applies || self.matches(facts)
+    }
+
+    fn matches(&self, facts: &Facts<'_>) -> bool {
         self.mode != Mode::Off
             && self.when.iter().all(|condition| condition.holds(facts))
             && (self.unless.is_empty() || !self.unless.iter().all(|condition| condition.holds(facts)))
@@ -305,12 +321,7 @@ impl Rule {
     }
 
     /// Whether a request with these facts is exempt from the limit by `allow`.
-    #[inline]
     pub(super) fn allows(&self, facts: &Facts<'_>) -> bool {
-        !self.allow.is_empty() && self.allow_lists(facts)
-    }
-
-    fn allow_lists(&self, facts: &Facts<'_>) -> bool {
         match (&self.allow, self.by.first().and_then(|fact| facts.get(fact))) {
             (Allow::Values(values), Some(value)) => {
                 let mut scratch: Scratch = [0; 48];
@@ -325,7 +336,6 @@ impl Rule {
     }
 
     /// The index of the grant of the override for these facts, if there is one.
-    #[inline]
     pub(super) fn overridden(&self, facts: &Facts<'_>) -> Option<u32> {
         if self.overrides.is_empty() {
             return None;
@@ -368,7 +378,6 @@ impl Rule {
     }
 
     /// The grant for these facts: that of an override, else of the tier, else the default.
-    #[inline]
     pub(crate) fn granted(&self, facts: &Facts<'_>) -> Granted {
         if let Some(grant) = self.overridden(facts) {
             return Granted { grant, unknown_tier: false };

@@ -4,7 +4,8 @@ use super::*;
 use crate::algorithm::StoredState;
 use crate::decision::Retry;
 use crate::facts;
-use crate::limit::{CostMissing, Limit};
+use crate::invalid_request::CostProblem;
+use crate::limit::{CostMissing, Limit, Missing};
 use crate::quota::{Allowance, Quota};
 use crate::time::Time;
 
@@ -582,5 +583,5 @@ fn equal_keys_do_not_count_towards_the_256_dues() {
     assert_eq!(toll.len(), 256);
     assert!(toll.dues().all(|due| due.cost == 64));
     // 128 keys of `alice` and 128 of `bob`, each with a length of two bytes before it. No key is stored twice.
-    assert_eq!(toll.values.len(), 128 * (7 + 5));
+    assert_eq!(toll.entries.start().0, 128 * (7 + 5));
 }

@@ -172,7 +172,7 @@ impl World {
     fn ask(&mut self, entry: &BatchEntry, facts: CompleteFacts<'_, '_>) -> Option<Answered> {
         let World { limiter, policy, tallies, has_slots, awaits_response, .. } = self;
         let status = entry.status.filter(|_| *awaits_response);
-        let read = |decided: &DecidedToll<'_>| {
+        let read = |decided: &DecidedToll| {
             for (limit, rule) in decided.limits().zip(decided.toll().rule_indices()) {
                 tallies[rule].add(&limit);
             }

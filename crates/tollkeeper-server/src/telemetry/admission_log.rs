@@ -29,7 +29,7 @@ impl AdmissionLog {
     }
 
     /// Queues the lines of a decision, or counts them as dropped.
-    pub fn add(&self, decided: &DecidedToll<'_>) {
+    pub fn add(&self, decided: &DecidedToll) {
         let mut lines = Vec::new();
         history::write(decided, &self.redactor, &mut lines);
         self.lines.add(lines);

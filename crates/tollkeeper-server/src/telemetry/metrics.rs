@@ -263,7 +263,7 @@ impl Metrics {
 
     /// Counts a decision under the policy that made it.
     #[inline]
-    fn count(&self, limits: &[SeenLimit], decision: &DecidedToll<'_>) {
+    fn count(&self, limits: &[SeenLimit], decision: &DecidedToll) {
         let (toll, stripe) = (decision.toll(), Stripe::mine());
         let mut note = self.top_keys.note(decision.time(), stripe.index());
         for (answer, place) in decision.limits().zip(toll.rule_indices()) {
@@ -303,7 +303,7 @@ impl Metrics {
 
     /// Counts the decision of an ad-hoc limit under its namespace.
     #[inline]
-    fn count_ad_hoc(&self, decision: &DecidedToll<'_>) {
+    fn count_ad_hoc(&self, decision: &DecidedToll) {
         let name = decision.toll().get(0).rule.name();
         let count = |counted: &CountedLimits| {
             let limit = counted.limits.iter().find(|limit| *limit.name == *name);
@@ -334,7 +334,7 @@ impl Metrics {
 }
 
 impl Observer for Metrics {
-    fn record(&self, decision: &DecidedToll<'_>) {
+    fn record(&self, decision: &DecidedToll) {
         let toll = decision.toll();
         if !toll.verb().charges() {
             return;

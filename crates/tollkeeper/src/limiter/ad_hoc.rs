@@ -82,7 +82,7 @@ impl AdHocLimits {
         self.periods.remember(quota.period());
         let policy = self.policy(quota);
         let verb = if cost > 0 { Verb::Check } else { Verb::Peek };
-        let build = |toll: &mut Toll<'_>| {
+        let build = |toll: &mut Toll| {
             toll.add_value(0, key, cost);
             Ok(())
         };
@@ -260,7 +260,7 @@ mod tests {
     struct Recorder(Mutex<Vec<(String, bool)>>);
 
     impl crate::Observer for Recorder {
-        fn record(&self, decided: &tollkeeper_core::DecidedToll<'_>) {
+        fn record(&self, decided: &tollkeeper_core::DecidedToll) {
             let limits = decided.limits().map(|limit| (limit.name().to_owned(), limit.allowed()));
             lock(&self.0).extend(limits);
         }

@@ -176,7 +176,7 @@ fn decide<const N: usize>(
         }
         _ => {
             let mut limited = [false; N];
-            let build = |toll: &mut Toll<'_>| {
+            let build = |toll: &mut Toll| {
                 for ((limit, value), limited) in asked.iter().zip(&mut limited) {
                     *limited = toll.add_value(*limit, value, cost);
                 }
@@ -382,7 +382,7 @@ mod tests {
     struct Recorder(Mutex<Vec<(String, bool)>>);
 
     impl crate::Observer for Recorder {
-        fn record(&self, decided: &DecidedToll<'_>) {
+        fn record(&self, decided: &DecidedToll) {
             let limits = decided.limits().map(|limit| (limit.name().to_owned(), limit.allowed()));
             lock(&self.0).extend(limits);
         }

@@ -278,7 +278,7 @@ impl Limiter {
             let policy = self.policy();
             let mut states = Vec::new();
             for quota in policy.key_quotas(limit, facts)? {
-                let build = |toll: &mut Toll<'_>| {
+                let build = |toll: &mut Toll| {
                     toll.add_key(&quota);
                     Ok::<(), InvalidRequest>(())
                 };
@@ -318,7 +318,7 @@ impl Limiter {
     ) -> Result<StoreFuture<'a, T>, InvalidRequest>
     where
         T: Send + 'a,
-        R: FnOnce(&DecidedToll<'_>) -> T + Send + 'a,
+        R: FnOnce(&DecidedToll) -> T + Send + 'a,
     {
         self.decide_request(policy, request, |decision| read(&decision))
     }
@@ -344,7 +344,7 @@ impl Limiter {
         T: Send + 'a,
         R: FnOnce(Decision) -> T + Send + 'a,
     {
-        let build = |toll: &mut Toll<'static>| toll.add_request(request);
+        let build = |toll: &mut Toll| toll.add_request(request);
         // Two calls, so that each is inlined: the result is large, and copying what was just written stalls the processor.
         match policy {
             Some(policy) => self.decide_toll(policy, request.verb, build, read),
@@ -358,7 +358,7 @@ impl Limiter {
         &'a self,
         policy: &Arc<Policy>,
         verb: Verb,
-        build: impl FnOnce(&mut Toll<'static>) -> Result<(), E>,
+        build: impl FnOnce(&mut Toll) -> Result<(), E>,
         read: R,
     ) -> Result<StoreFuture<'a, T>, E>
     where
@@ -382,7 +382,7 @@ impl Limiter {
     /// Has the store decide a toll, in place; the reply to wait for if it is not there yet. The memory store decides at
     /// the time `now`, if the clock has been read already. Nothing else in the library asks a store to decide.
     #[inline(always)]
-    fn ask_store<'a>(&'a self, decided: &mut DecidedToll<'_>, now: Option<Time>) -> Option<PendingReply<'a>> {
+    fn ask_store<'a>(&'a self, decided: &mut DecidedToll, now: Option<Time>) -> Option<PendingReply<'a>> {
         match &self.inner.backend {
             Backend::Memory(store) => {
                 let now = now.unwrap_or_else(|| self.inner.clock.now());

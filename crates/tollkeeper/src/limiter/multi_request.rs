@@ -30,12 +30,12 @@ use crate::store::Correction;
 #[must_use = "nothing is decided until `check` or `peek` is awaited"]
 pub struct MultiRequest<'a> {
     limiter: &'a Limiter,
-    toll: Toll<'static>,
+    toll: Toll,
 }
 
 impl<'a> MultiRequest<'a> {
     pub(crate) fn new(limiter: &'a Limiter) -> MultiRequest<'a> {
-        let toll = limiter.inner.policy.read(|policy, _| Toll::new(policy, Verb::Check).into_owned());
+        let toll = limiter.inner.policy.read(|policy, _| Toll::new(policy, Verb::Check));
         MultiRequest { limiter, toll }
     }
 
@@ -64,7 +64,7 @@ impl<'a> MultiRequest<'a> {
     async fn decide(self) -> Decision {
         let MultiRequest { limiter, toll } = self;
         let policy = Arc::clone(toll.policy());
-        let build = |built: &mut Toll<'_>| {
+        let build = |built: &mut Toll| {
             *built = toll;
             Ok::<(), Infallible>(())
         };

@@ -10,7 +10,7 @@ use tollkeeper_core::{DecidedToll, Span};
 /// It runs on the critical path of the response, so it should count and return. It must not decide with the same limiter.
 pub trait Observer: fmt::Debug + Send + Sync {
     /// A request was decided. [`DecidedToll::toll`] has the verb, and the limits that were skipped.
-    fn record(&self, decided: &DecidedToll<'_>);
+    fn record(&self, decided: &DecidedToll);
 
     /// A remote store was called, and answered or failed after this time.
     fn asked(&self, _what: Op, _took: Span) {}

@@ -92,7 +92,7 @@ impl<'a> Request<'a> {
     pub fn decide_with<T, R>(self, read: R) -> Result<StoreFuture<'a, T>, InvalidRequest>
     where
         T: Send + 'a,
-        R: FnOnce(&DecidedToll<'_>) -> T + Send + 'a,
+        R: FnOnce(&DecidedToll) -> T + Send + 'a,
     {
         self.limiter.decide_with(self.policy, &self.toll, read)
     }
@@ -178,7 +178,7 @@ impl<'a> Acquire<'a> {
     pub fn decide_with<T, R>(self, read: R) -> Result<StoreFuture<'a, T>, InvalidRequest>
     where
         T: Send + 'a,
-        R: FnOnce(&DecidedToll<'_>) -> T + Send + 'a,
+        R: FnOnce(&DecidedToll) -> T + Send + 'a,
     {
         self.0.decide_with(read)
     }

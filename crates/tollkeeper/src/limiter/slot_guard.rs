@@ -30,12 +30,12 @@ pub(crate) enum Taken {
 impl SlotGuard {
     /// The guard of a request that [`Limiter::acquire`] admitted; `None` if it took no slot.
     #[inline]
-    pub fn of(limiter: &Limiter, decided: &DecidedToll<'_>) -> Option<SlotGuard> {
+    pub fn of(limiter: &Limiter, decided: &DecidedToll) -> Option<SlotGuard> {
         SlotGuard::taken(limiter, decided, Taken::Async)
     }
 
     #[inline]
-    pub(crate) fn taken(limiter: &Limiter, decided: &DecidedToll<'_>, taken: Taken) -> Option<SlotGuard> {
+    pub(crate) fn taken(limiter: &Limiter, decided: &DecidedToll, taken: Taken) -> Option<SlotGuard> {
         // Most policies have no concurrency limits.
         let slot = if decided.toll().dues().any(|due| due.is_slot()) { decided.slot() } else { None };
         slot.map(|slot| SlotGuard { limiter: limiter.clone(), slot: Some(slot), taken })

@@ -85,7 +85,7 @@ pub trait Store: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug)]
 pub struct LeaseRequest {
     /// A toll with this key alone.
-    pub toll: Toll<'static>,
+    pub toll: Toll,
     /// The most units to grant.
     pub want: u64,
     /// The terms.

@@ -98,7 +98,7 @@ pub struct PartialToll {
     /// The server that decides it.
     pub server: Server,
     /// The limits of this part, and what they are charged.
-    pub toll: Toll<'static>,
+    pub toll: Toll,
     /// The indexes of its limits in the whole toll: 0 and 2 for the first and the third.
     pub places: Vec<usize>,
     /// The ID that an admission carries, the same in all parts.

@@ -136,7 +136,7 @@ impl Store for FakeStore {
 struct Counts(Mutex<[u64; 3]>);
 
 impl Observer for Counts {
-    fn record(&self, _: &tollkeeper_core::DecidedToll<'_>) {}
+    fn record(&self, _: &tollkeeper_core::DecidedToll) {}
 
     fn permits(&self, _: &str, state: PermitState, units: u64) {
         lock(&self.0)[state as usize] += units;

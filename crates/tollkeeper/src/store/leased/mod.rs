@@ -131,7 +131,7 @@ impl<S: Store> Leased<S> {
 
 /// A toll while it is decided, with the shards of its keys locked.
 struct Deciding<'a, 't> {
-    toll: &'a Toll<'a>,
+    toll: &'a Toll,
     dues: &'t mut DecidingDues<'a>,
     locked: Locked<'t, Known>,
     at: Moment,
@@ -227,7 +227,7 @@ impl<S: Store + 'static> Inner<S> {
             }
             StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_whole(toll, &deciding.keys(), reply)),
             later => {
-                let (later, toll, keys) = (later.boxed(), toll.clone().into_owned(), deciding.keys());
+                let (later, toll, keys) = (later.boxed(), toll.clone(), deciding.keys());
                 StoreFuture::Later(Box::pin(async move {
                     let reply = later.await;
                     flight.end_whole(&toll, &keys, reply)
@@ -244,7 +244,7 @@ impl<S: Store + 'static> Inner<S> {
         let (toll, keys) = (deciding.toll, deciding.keys());
         let uncovered = deciding.dues().enumerate().filter(|(_, due)| !due.is_covered);
         let indexes: Vec<usize> = uncovered.map(|(index, _)| index).collect();
-        let part = Part { toll: toll.clone().into_owned(), rest: toll.part(&indexes), indexes, held };
+        let part = Part { toll: toll.clone(), rest: toll.part(&indexes), indexes, held };
         match self.store.decide(&part.rest) {
             StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_part(&part, &keys, &reply)),
             later => {
@@ -462,8 +462,8 @@ struct Held {
 
 /// A toll of which permits cover a part, and the rest that is sent to the store.
 struct Part {
-    toll: Toll<'static>,
-    rest: Toll<'static>,
+    toll: Toll,
+    rest: Toll,
     /// The index of each due of the rest in the toll.
     indexes: Vec<usize>,
     held: Vec<Held>,

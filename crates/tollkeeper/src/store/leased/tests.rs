@@ -105,7 +105,7 @@ struct World {
 
 /// A decision that may have to wait for the store.
 struct Waiting<'w> {
-    toll: Toll<'static>,
+    toll: Toll,
     future: StoreFuture<'w, Reply>,
 }
 

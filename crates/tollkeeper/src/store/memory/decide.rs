@@ -15,7 +15,7 @@ use super::{Inner, MemoryStore};
 
 impl MemoryStore {
     /// Decides a toll: all or nothing, in one step.
-    pub fn decide(&self, toll: &Toll<'_>) -> Reply {
+    pub fn decide(&self, toll: &Toll) -> Reply {
         let mut reply = Reply::default();
         self.decide_into(toll, self.inner.clock.now(), &mut reply);
         reply
@@ -24,7 +24,7 @@ impl MemoryStore {
     /// As [`MemoryStore::decide`], but at a time that the caller has read from this store's clock, and writes the reply
     /// in place.
     #[inline(always)]
-    pub(crate) fn decide_into(&self, toll: &Toll<'_>, now: Time, reply: &mut Reply) {
+    pub(crate) fn decide_into(&self, toll: &Toll, now: Time, reply: &mut Reply) {
         let inner = &*self.inner;
         let call = Call { charging: toll.verb().charges(), now };
         let id = match reply.resize(toll.len()) {

@@ -27,7 +27,7 @@ use crate::sync::{Mutex, lock};
 /// Decides such a toll, in a task of its own: unneeded charges are undone even if the caller drops the future.
 pub(super) async fn decide<R: Remote + 'static>(
     store: Arc<Inner<R>>,
-    toll: Toll<'static>,
+    toll: Toll,
     parts: Vec<PartialToll>,
 ) -> Reply {
     let (answer, answered) = oneshot::channel();
@@ -55,7 +55,7 @@ struct PartReplies {
     passes: bool,
 }
 
-async fn decide_parts<R: Remote>(store: &Inner<R>, toll: &Toll<'_>, parts: Vec<PartialToll>) -> PartReplies {
+async fn decide_parts<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<PartialToll>) -> PartReplies {
     if !toll.verb().charges() {
         return ask(store, toll, parts).await;
     }
@@ -77,7 +77,7 @@ async fn decide_parts<R: Remote>(store: &Inner<R>, toll: &Toll<'_>, parts: Vec<P
 }
 
 /// Sends all parts at once, and decides those without a reply by the fallback.
-async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll<'_>, parts: Vec<PartialToll>) -> PartReplies {
+async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<PartialToll>) -> PartReplies {
     let began = store.clock.now();
     // Several parts may belong to one server: its breaker is consulted once for all of them.
     let mut asked: Vec<(&Server, bool)> = Vec::new();

@@ -282,16 +282,13 @@ impl<R: Remote + 'static> Store for Resilient<R> {
             return StoreFuture::Ready(Reply::new(inner.clock.now(), 0));
         }
         match inner.remote.split(toll) {
-            Split::Apart(parts) => StoreFuture::Later(Box::pin(cross_slot::decide(
-                Arc::clone(&self.0),
-                toll.clone().into_owned(),
-                parts,
-            ))),
+            Split::Apart(parts) => {
+                StoreFuture::Later(Box::pin(cross_slot::decide(Arc::clone(&self.0), toll.clone(), parts)))
+            }
             Split::Whole(server) => match inner.begin(Some(&server)) {
                 None => StoreFuture::Ready(inner.fallback.decide(toll)),
                 Some(began) => {
-                    let (reply, toll) =
-                        (inner.remote.decide(toll).boxed(), Box::new(toll.clone().into_owned()));
+                    let (reply, toll) = (inner.remote.decide(toll).boxed(), Box::new(toll.clone()));
                     StoreFuture::Later(Box::pin(async move {
                         let answer = inner.await_answer(Op::Decide, Some(server), began, reply).await;
                         answer.unwrap_or_else(|_| inner.fallback.decide(&toll))

@@ -87,7 +87,7 @@ fn known_key_beside_a_new_key_reclaims_only_for_the_new_one() {
         assert!(!charge(&limiter, &format!("user{number}")));
     }
     assert!(charge(&limiter, "new"), "the store is full");
-    let mut toll = Toll::new(&limiter.policy(), Verb::Check).into_owned();
+    let mut toll = Toll::new(&limiter.policy(), Verb::Check);
     for user in ["user0", "another", "user1", "user2"] {
         toll.add(&Facts::new().with("user", user), 1).expect("valid facts");
     }

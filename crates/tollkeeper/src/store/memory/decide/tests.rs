@@ -136,7 +136,7 @@ impl Twins {
             4 => Verb::Reserve(Span::from_secs(2)),
             _ => Verb::Check,
         };
-        let mut toll = Toll::new(&self.limiter.policy(), verb).into_owned();
+        let mut toll = Toll::new(&self.limiter.policy(), verb);
         if self.random.below(8) == 0 {
             toll = toll.hold(Span::from_micros(self.random.below(1_000_000)));
         }

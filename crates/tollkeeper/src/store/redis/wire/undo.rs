@@ -14,7 +14,7 @@ impl EncodedToll {
     /// The calls that refund what `toll`, of which this is the encoding, was charged.
     pub(crate) fn undo(
         &self,
-        toll: &Toll<'_>,
+        toll: &Toll,
         reply: &Reply,
         marker: impl Fn(&str) -> String,
         nonce: impl Fn() -> Nonce,
