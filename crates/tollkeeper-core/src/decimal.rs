@@ -82,6 +82,42 @@ impl Decimal {
     }
 }
 
+/// Passes the digits of a whole number to `write`, up to eight at a time: the first `len` bytes of each array. They are
+/// computed in a register and written at once, because copying digits that were just written stalls the processor.
+#[inline]
+pub fn write(number: u64, mut write: impl FnMut(&[u8; 8], usize)) {
+    const CHUNK: u64 = 100_000_000;
+    if number < CHUNK {
+        let digits = eight_digits(number);
+        let leading_zeros = (digits | 1 << 56).trailing_zeros() / 8;
+        write(&ascii(digits >> (8 * leading_zeros)), 8 - leading_zeros as usize);
+    } else {
+        write_long(number / CHUNK, &mut write);
+        write(&ascii(eight_digits(number % CHUNK)), 8);
+    }
+}
+
+#[cold]
+fn write_long(number: u64, write: &mut dyn FnMut(&[u8; 8], usize)) {
+    self::write(number, |digits, len| write(digits, len));
+}
+
+/// The eight digits of a number below 10^8, one in each byte, the first in the lowest.
+#[inline]
+fn eight_digits(number: u64) -> u64 {
+    // Divides numbers in parts of the register at the same time: by 100, and then by 10. Each factor is the inverse of
+    // the divisor, exact for numbers of this size.
+    let fours = number / 10_000 | (number % 10_000) << 32;
+    let hundreds = (fours * 10_486 >> 20) & 0x0000_007f_0000_007f;
+    let twos = (fours - 100 * hundreds) << 16 | hundreds;
+    let tens = (twos * 103 >> 10) & 0x000f_000f_000f_000f;
+    (twos - 10 * tens) << 8 | tens
+}
+
+fn ascii(digits: u64) -> [u8; 8] {
+    (digits | 0x3030_3030_3030_3030).to_le_bytes()
+}
+
 /// Appends a whole number, writing its digits in place: copying digits that were just written stalls the processor.
 #[inline]
 pub fn append(out: &mut Vec<u8>, mut number: u64) {
@@ -111,11 +147,15 @@ mod tests {
             let ten = 10u64.pow(power);
             [ten - 1, ten, ten + 1, ten.saturating_mul(12)]
         });
-        for number in ends.chain(tens) {
+        for number in ends.chain(tens).chain(0..20_000).chain((0..99_999_999).step_by(9_973)) {
             assert_eq!(Decimal::whole(number).as_str(), number.to_string());
             let mut written = b"x".to_vec();
             append(&mut written, number);
             assert_eq!(written, format!("x{number}").as_bytes());
+
+            let mut chunks = String::new();
+            write(number, |digits, len| chunks += core::str::from_utf8(&digits[..len]).expect("digits"));
+            assert_eq!(chunks, number.to_string());
 
             let span = Span::from_micros(number);
             let point = number > 0 && number.is_multiple_of(1_000_000);

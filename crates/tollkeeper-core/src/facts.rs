@@ -11,6 +11,8 @@ use core::net::{IpAddr, Ipv4Addr};
 use core::ops::Deref;
 use std::borrow::Cow;
 
+use crate::net::CanonicalIp;
+
 pub use declared::{DeclaredFact, DeclaredFacts, HASH_DIGITS};
 
 /// The most facts in one request.
@@ -206,6 +208,23 @@ impl<'a> Facts<'a> {
         }
     }
 
+    /// As [`Facts::put`], for the fact `ip`.
+    #[inline]
+    pub fn put_ip(&mut self, ip: CanonicalIp) {
+        match (ip.v4(), &mut self.inline[0]) {
+            // Written where it stays.
+            (Some(ip), free @ None) => {
+                *free = Some(Fact { name: Name::Borrowed(IP), value: Value::Ip(IpAddr::V4(ip)) });
+            }
+            _ => self.put_other_ip(ip.into()),
+        }
+    }
+
+    #[cold]
+    fn put_other_ip(&mut self, ip: IpAddr) {
+        self.put(IP, ip);
+    }
+
     /// As [`Facts::put`], but returns an invalid name or value as an error at once.
     // Inlined, so that the name is checked by the compiler where it is a literal, and the value is written where it
     // stays: reading a value right after its parts were written stalls the processor.
@@ -356,17 +375,17 @@ impl fmt::Debug for Hashed<'_> {
     }
 }
 
-/// The text of every octet of an IPv4 address, with a trailing dot.
-const OCTETS: [[u8; 4]; 256] = {
-    let mut texts = [[b'.'; 4]; 256];
+/// The text of every octet of an IPv4 address, with a trailing dot, as a number whose first byte is the lowest.
+const OCTETS: [u32; 256] = {
+    let mut texts = [0; 256];
     let mut octet = 0u8;
     loop {
         let (hundreds, tens, ones) = (b'0' + octet / 100, b'0' + octet / 10 % 10, b'0' + octet % 10);
-        texts[octet as usize] = match octet {
+        texts[octet as usize] = u32::from_le_bytes(match octet {
             0..10 => [ones, b'.', 0, 0],
             10..100 => [tens, ones, b'.', 0],
             100.. => [hundreds, tens, ones, b'.'],
-        };
+        });
         if octet == u8::MAX {
             break texts;
         }
@@ -392,7 +411,9 @@ impl Value<'_> {
             Value::Text(text) => text,
             Value::Hashed(hashed) => hashed.plain.as_deref().unwrap_or(&hashed.hash),
             Value::Number(number) => format_into(scratch, format_args!("{number}")),
-            Value::Ip(IpAddr::V4(ip)) => core::str::from_utf8(ipv4(*ip, scratch)).expect("digits and dots"),
+            Value::Ip(IpAddr::V4(ip)) => {
+                core::str::from_utf8(ipv4_into(*ip, scratch)).expect("digits and dots")
+            }
             Value::Ip(IpAddr::V6(ip)) => format_into(scratch, format_args!("{ip}")),
         }
     }
@@ -406,15 +427,23 @@ impl Value<'_> {
     }
 }
 
-/// Formats an IPv4 address into `scratch`.
+/// The text of an IPv4 address, and its length. It is put together in registers: reading it right after its parts were
+/// written stalls the processor.
 #[inline]
-pub(crate) fn ipv4(ip: Ipv4Addr, scratch: &mut Scratch) -> &[u8] {
-    let mut len = 0;
+pub(crate) fn ipv4(ip: Ipv4Addr) -> ([u8; 16], usize) {
+    let (mut text, mut len) = (0, 0);
     for octet in ip.octets() {
-        scratch[len..len + 4].copy_from_slice(&OCTETS[usize::from(octet)]);
+        text |= u128::from(OCTETS[usize::from(octet)]) << (8 * len);
         len += 2 + usize::from(octet >= 10) + usize::from(octet >= 100);
     }
-    &scratch[..len - 1]
+    (text.to_le_bytes(), len - 1)
+}
+
+/// Formats an IPv4 address into `scratch`.
+pub(crate) fn ipv4_into(ip: Ipv4Addr, scratch: &mut Scratch) -> &[u8] {
+    let (text, len) = ipv4(ip);
+    scratch[..16].copy_from_slice(&text);
+    &scratch[..len]
 }
 
 /// Formats into `scratch`. Numbers and addresses always fit.

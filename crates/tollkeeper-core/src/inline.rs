@@ -67,6 +67,18 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
         }
     }
 
+    /// Appends the first `len` elements of an array. The others may be written behind the end.
+    #[inline(always)]
+    pub fn extend_from_array<const M: usize>(&mut self, elements: &[T; M], len: usize) {
+        match self.inline[self.len.min(N)..].first_chunk_mut() {
+            Some(free) if len <= M => {
+                *free = *elements;
+                self.len += len;
+            }
+            _ => self.extend_from_slice(&elements[..len]),
+        }
+    }
+
     /// Appends elements that do not fit inline.
     #[cold]
     fn extend_heap(&mut self, elements: &[T]) {
@@ -174,6 +186,20 @@ mod tests {
                 list.extend_from_slice(&bytes[..start]);
                 list.extend_from_slice(&bytes[start..start + len]);
                 assert_eq!(*list, bytes[..start + len], "{len} after {start}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_arrays_are_appended_at_every_length() {
+        let bytes: [u8; 16] = core::array::from_fn(|index| index as u8);
+        for start in 0..120 {
+            for len in 0..=16 {
+                let mut list = Inline::<u8, 96>::default();
+                list.extend_from_slice(&[7; 120][..start]);
+                list.extend_from_array(&bytes, len);
+                list.push(9);
+                assert_eq!(*list, [&[7; 120][..start], &bytes[..len], &[9]].concat(), "{len} after {start}");
             }
         }
     }

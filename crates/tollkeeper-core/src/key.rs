@@ -275,12 +275,17 @@ pub fn push_family(
 pub(crate) fn push_value(value: Option<&[u8]>, mut write: impl FnMut(&[u8])) {
     match value {
         Some(value) => {
-            let len = u16::try_from(value.len()).expect("a value has at most 1 KiB");
-            write(&len.to_le_bytes());
+            push_len(value.len(), &mut write);
             write(value);
         }
         None => write(&ABSENT.to_le_bytes()),
     }
+}
+
+/// Passes the encoded length of a value to `write`, before the value itself.
+#[inline]
+pub(crate) fn push_len(len: usize, write: impl FnOnce(&[u8])) {
+    write(&u16::try_from(len).expect("a value has at most 1 KiB").to_le_bytes());
 }
 
 #[inline]

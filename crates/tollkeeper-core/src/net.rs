@@ -4,6 +4,56 @@ use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
+/// An IP address in its canonical form, as one number: an IPv4 address is its IPv4-mapped IPv6 address.
+///
+/// It stays in registers where an [`IpAddr`] is moved in memory. That stalls the processor, because its parts are written
+/// one by one and moved together.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CanonicalIp(u128);
+
+const IPV4_MAPPED: u128 = 0xffff << 32;
+
+impl From<IpAddr> for CanonicalIp {
+    #[inline(always)]
+    fn from(ip: IpAddr) -> CanonicalIp {
+        CanonicalIp(match ip {
+            IpAddr::V4(ip) => IPV4_MAPPED | u128::from(ip.to_bits()),
+            IpAddr::V6(ip) => ip.to_bits(),
+        })
+    }
+}
+
+impl From<CanonicalIp> for IpAddr {
+    #[inline(always)]
+    fn from(ip: CanonicalIp) -> IpAddr {
+        match ip.v4() {
+            Some(ip) => IpAddr::V4(ip),
+            None => IpAddr::V6(Ipv6Addr::from_bits(ip.0)),
+        }
+    }
+}
+
+impl CanonicalIp {
+    /// The IPv4 address, if it is one.
+    #[inline(always)]
+    pub fn v4(self) -> Option<Ipv4Addr> {
+        let is_mapped = self.0 & !u128::from(u32::MAX) == IPV4_MAPPED;
+        is_mapped.then(|| Ipv4Addr::from_bits((self.0 & u128::from(u32::MAX)) as u32))
+    }
+}
+
+impl fmt::Display for CanonicalIp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        IpAddr::from(*self).fmt(f)
+    }
+}
+
+impl fmt::Debug for CanonicalIp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// An IP network: all addresses with the same prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
@@ -108,6 +158,28 @@ mod tests {
         ] {
             let network: Network = network.parse().expect(network);
             assert_eq!(network.contains(ip.parse().expect(ip)), expected, "{network:?} {ip}");
+        }
+    }
+
+    #[test]
+    fn canonical_ip_is_the_canonical_address() {
+        for ip in [
+            "192.0.2.7",
+            "0.0.0.0",
+            "255.255.255.255",
+            "::ffff:192.0.2.7",
+            "::",
+            "::1",
+            "::ffff:0:0",
+            "::fffe:c000:207",
+            "1::ffff:c000:207",
+            "2001:db8::1",
+        ] {
+            let ip: IpAddr = ip.parse().expect(ip);
+            let canonical = CanonicalIp::from(ip);
+            assert_eq!(IpAddr::from(canonical), ip.to_canonical(), "{ip}");
+            assert_eq!(canonical, CanonicalIp::from(ip.to_canonical()), "{ip}");
+            assert_eq!(format!("{canonical} {canonical:?}"), format!("{0} {0}", ip.to_canonical()));
         }
     }
 

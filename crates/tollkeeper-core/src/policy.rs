@@ -254,7 +254,7 @@ impl Policy {
         match value {
             Value::Ip(ip @ IpAddr::V6(_)) if name == facts::IP => self.ipv6_network(*ip, scratch),
             Value::Hashed(hashed) => hashed.hash.as_bytes(),
-            Value::Ip(IpAddr::V4(ip)) => facts::ipv4(*ip, scratch),
+            Value::Ip(IpAddr::V4(ip)) => facts::ipv4_into(*ip, scratch),
             _ => value.text(scratch).as_bytes(),
         }
     }

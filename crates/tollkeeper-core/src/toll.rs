@@ -8,9 +8,10 @@ mod due;
 mod entries;
 mod terms;
 
+use core::net::IpAddr;
 use std::sync::Arc;
 
-use crate::facts::{Facts, Scratch, Value};
+use crate::facts::{self, Facts, Scratch, Value};
 use crate::inline::Inline;
 use crate::invalid_request::InvalidRequest;
 use crate::key;
@@ -382,6 +383,11 @@ impl Marks {
 // Not inlined: the buffer would be on the stack of every request.
 #[inline(never)]
 fn push_keyed(values: &mut Inline<u8, 96>, policy: &Policy, fact: &str, value: &Value<'_>) {
+    if let Value::Ip(IpAddr::V4(ip)) = value {
+        let (text, len) = facts::ipv4(*ip);
+        key::push_len(len, |part| values.extend_from_slice(part));
+        return values.extend_from_array(&text, len);
+    }
     let mut scratch: Scratch = [0; 48];
     let keyed = policy.keyed(fact, value, &mut scratch);
     key::push_value(Some(keyed), |part| values.extend_from_slice(part));

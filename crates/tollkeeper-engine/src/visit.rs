@@ -7,6 +7,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode};
 use tollkeeper::{DecidedToll, SlotGuard, Span};
 use tollkeeper_core::decimal::Decimal;
+use tollkeeper_core::net::CanonicalIp;
 use tollkeeper_tower::Prepared;
 use tollkeeper_tower::body::{BufferedBody, MOST};
 use tollkeeper_tower::facts::{PartialFacts, Reader as FactReader};
@@ -159,8 +160,8 @@ struct EngineApplication<'a> {
 }
 
 impl Application for EngineApplication<'_> {
-    fn peer(&self) -> Option<IpAddr> {
-        self.peer
+    fn peer(&self) -> Option<CanonicalIp> {
+        self.peer.map(CanonicalIp::from)
     }
 
     fn add_facts<'f>(&'f self, reader: &'f FactReader, partial: &mut PartialFacts<'f>) {

@@ -111,7 +111,7 @@ fn note(
     let (parts, ()) = request.into_parts();
     let client = Client::of(peer, &parts.headers, &config.http);
     let mut seen = PartialFacts::default();
-    reader.head(&parts, Some(client), None, &mut seen);
+    reader.head(&parts, Some(&client), None, &mut seen);
     let facts = seen.complete(policy).unwrap();
     let mut toll = tollkeeper::store::Toll::new(policy, Verb::Check);
     toll.add(facts.facts, 1).unwrap();

@@ -8,13 +8,13 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use http::HeaderMap;
 use tollkeeper::http::{ClientAddress, HttpSettings};
-use tollkeeper_core::net::Network;
+use tollkeeper_core::net::{CanonicalIp, Network};
 
 /// The client that sent a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// The canonical address of the client: `203.0.113.9`, never the IPv4-mapped `::ffff:203.0.113.9`.
-    pub ip: IpAddr,
+    /// The address of the client.
+    pub ip: CanonicalIp,
     /// Whether the peer is a trusted proxy, so that facts declared `trusted` are read from its headers.
     pub trusted: bool,
 }
@@ -22,12 +22,12 @@ pub struct Client {
 impl Client {
     /// The client of a request from this peer with these headers.
     #[inline]
-    pub fn of(peer: IpAddr, headers: &HeaderMap, settings: &HttpSettings) -> Client {
-        let peer = peer.to_canonical();
-        match is_trusted(peer, &settings.trusted_proxies) {
-            false => Client { ip: peer, trusted: false },
-            true => Client::behind(peer, headers, settings),
+    pub fn of(peer: impl Into<CanonicalIp>, headers: &HeaderMap, settings: &HttpSettings) -> Client {
+        let (ip, proxies) = (peer.into(), &settings.trusted_proxies);
+        if !proxies.is_empty() && is_trusted(ip.into(), proxies) {
+            return Client::behind(ip.into(), headers, settings);
         }
+        Client { ip, trusted: false }
     }
 
     /// The client of a request from this trusted proxy.
@@ -39,7 +39,7 @@ impl Client {
             ClientAddress::Forwarded => walk(peer, forwarded(lines("forwarded")), trusted),
             ClientAddress::Header(name) => single(lines(name)).unwrap_or(peer),
         };
-        Client { ip, trusted: true }
+        Client { ip: ip.into(), trusted: true }
     }
 }
 
@@ -205,7 +205,8 @@ mod tests {
             .map(|text| text.parse().expect("a network"))
             .collect();
         let settings = HttpSettings { trusted_proxies, client_address: address, ..HttpSettings::default() };
-        Client::of(PEER.parse().expect("an address"), &headers, &settings).ip.to_string()
+        let peer: IpAddr = PEER.parse().expect("an address");
+        Client::of(peer, &headers, &settings).ip.to_string()
     }
 
     #[test]
@@ -295,7 +296,8 @@ mod tests {
         let of = |peer: &str, client_address| {
             let trusted_proxies = vec!["10.0.0.0/8".parse().expect("a network")];
             let settings = HttpSettings { trusted_proxies, client_address, ..HttpSettings::default() };
-            let client = Client::of(peer.parse().expect("an address"), &headers, &settings);
+            let peer: IpAddr = peer.parse().expect("an address");
+            let client = Client::of(peer, &headers, &settings);
             (client.ip.to_string(), client.trusted)
         };
         let header = |name: &str| ClientAddress::Header(name.to_owned());

@@ -5,6 +5,7 @@
 //! an enforced limit applies to the request and needs the fact.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, StatusCode, header};
@@ -50,6 +51,8 @@ struct NeededFact {
     declared: DeclaredFact,
     /// The parsed name of the header, if the fact is read from one.
     header: Option<HeaderName>,
+    /// Whether it is the fact `ip`, and the client's address.
+    is_ip: bool,
 }
 
 /// The facts that have been read from a request so far.
@@ -123,7 +126,8 @@ impl Reader {
                 _ => None,
             };
             let declared = fact.declared();
-            Some(NeededFact { fact, declared, header })
+            let is_ip = name == tollkeeper::facts::IP && matches!(fact.from, Source::Ip) && !fact.trusted;
+            Some(NeededFact { fact, declared, header, is_ip })
         });
         let needed: Vec<NeededFact> = needed.collect();
         let any = |test: fn(&HttpFact) -> bool| needed.iter().any(|needed| test(&needed.fact));
@@ -170,7 +174,7 @@ impl Reader {
     pub fn head<'a>(
         &'a self,
         parts: &'a Parts,
-        client: Option<Client>,
+        client: Option<&Client>,
         matched: Option<&'a str>,
         partial: &mut PartialFacts<'a>,
     ) {
@@ -192,13 +196,19 @@ impl Reader {
     fn one_spelling<'a>(
         &'a self,
         parts: &'a Parts,
-        client: Option<Client>,
+        client: Option<&Client>,
         matched: Option<&'a str>,
         path: Cow<'a, str>,
         partial: &mut PartialFacts<'a>,
     ) {
         for needed in &self.head {
             let name = needed.fact.name.as_str();
+            if needed.is_ip
+                && let Some(client) = client
+            {
+                partial.facts.put_ip(client.ip);
+                continue;
+            }
             match self.find(needed, parts, client, matched, &path) {
                 Ok(Some(value)) => partial.facts.put(name, value),
                 Ok(None) => {}
@@ -212,7 +222,7 @@ impl Reader {
     fn also<'a>(
         &'a self,
         parts: &'a Parts,
-        client: Option<Client>,
+        client: Option<&Client>,
         matched: Option<&'a str>,
         path: String,
         partial: &mut PartialFacts<'a>,
@@ -246,7 +256,7 @@ impl Reader {
         &'a self,
         needed: &'a NeededFact,
         parts: &'a Parts,
-        client: Option<Client>,
+        client: Option<&Client>,
         matched: Option<&'a str>,
         path: &Cow<'a, str>,
     ) -> Result<Option<Value<'a>>, Unresolved> {
@@ -257,6 +267,7 @@ impl Reader {
         let bytes: Cow<'a, [u8]> = match &fact.from {
             Source::Ip => {
                 let ip = client.ok_or(Unresolved::NoPeer)?.ip;
+                let ip = IpAddr::from(ip);
                 if fact.name == tollkeeper::facts::IP {
                     return Ok(Some(ip.into()));
                 }

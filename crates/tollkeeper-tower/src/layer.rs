@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::{Response, request, response};
 use tollkeeper::http::{HeaderDialect, HttpSettings};
 use tollkeeper::{Decision, Limiter, Percent, Span};
+use tollkeeper_core::net::CanonicalIp;
 use tower_layer::Layer;
 
 use crate::random;
@@ -66,7 +67,7 @@ pub(crate) struct Options {
     pub(crate) on_response: Option<OnResponse>,
     pub(crate) on_refusal: Option<OnRefusal>,
     pub(crate) longest_delay: Span,
-    pub(crate) assumed_peer: Option<IpAddr>,
+    pub(crate) assumed_peer: Option<CanonicalIp>,
     pub(crate) hands_over_charge: bool,
     pub(crate) draw: fn() -> u64,
 }
@@ -193,7 +194,7 @@ impl RateLimitLayer {
     /// servers), and that must not disable a limit.
     #[must_use]
     pub fn assume_peer(self, peer: IpAddr) -> RateLimitLayer {
-        self.with_options(|options| options.assumed_peer = Some(peer))
+        self.with_options(|options| options.assumed_peer = Some(peer.into()))
     }
 
     /// Inserts the [`Charge`](tollkeeper::Charge) of every admitted request into its extensions, for a handler that knows

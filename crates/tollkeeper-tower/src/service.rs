@@ -2,7 +2,6 @@
 //! response.
 
 use std::future::Future;
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -13,6 +12,7 @@ use http::{Request, Response, StatusCode, header};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tollkeeper::{Acquired, DecidedToll, Decision, SlotGuard, Span};
+use tollkeeper_core::net::CanonicalIp;
 use tower_service::Service;
 
 use crate::body::RequestBody;
@@ -133,7 +133,7 @@ struct LayerApplication<'a> {
 
 impl Application for LayerApplication<'_> {
     #[inline]
-    fn peer(&self) -> Option<IpAddr> {
+    fn peer(&self) -> Option<CanonicalIp> {
         peer::of(&self.parts.extensions).or(self.options.assumed_peer)
     }
 
@@ -385,9 +385,10 @@ where
                     return Poll::Ready(Ok(passed.answered(response)));
                 }
                 FutureStateProjected::Passed { future, headers } => {
-                    let mut response = ready!(future.poll(context))?;
+                    let response = ready!(future.poll(context))?;
+                    let mut response = response.map(|body| ResponseBody::theirs(body, None));
                     headers.insert(response.headers_mut());
-                    return Poll::Ready(Ok(response.map(|body| ResponseBody::theirs(body, None))));
+                    return Poll::Ready(Ok(response));
                 }
                 FutureStateProjected::Answered { answer } => {
                     let answer = answer.take().expect("polled after it was ready");

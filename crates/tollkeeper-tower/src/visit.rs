@@ -5,13 +5,13 @@
 //! limits that its status does not count for.
 
 use std::future::Future;
-use std::net::IpAddr;
 use std::task::{Context, Waker};
 
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Response, StatusCode};
 use tollkeeper::{Acquire, DecidedToll, Decision, InvalidRequest, LimitDecision, Limiter, Request, Span};
+use tollkeeper_core::net::CanonicalIp;
 
 use crate::address::Client;
 use crate::body::BufferedBody;
@@ -24,7 +24,7 @@ use crate::{grpc, headers, problem};
 /// What the application knows about a request besides its head.
 pub trait Application {
     /// The address of the other end of the connection. Called only if a limit needs it.
-    fn peer(&self) -> Option<IpAddr>;
+    fn peer(&self) -> Option<CanonicalIp>;
 
     /// The route that a router has matched, such as `/users/{id}`. Called only if a limit needs it.
     fn matched_route(&self) -> Option<&str> {
@@ -64,7 +64,7 @@ impl<A: Application> Visit<'_, A> {
         let peer = if reader.needs_client() { self.application.peer() } else { None };
         let client = peer.map(|peer| Client::of(peer, &self.parts.headers, &settings.http));
         let matched = if reader.needs_matched() { self.application.matched_route() } else { None };
-        reader.head(self.parts, client, matched, partial);
+        reader.head(self.parts, client.as_ref(), matched, partial);
         self.application.add_facts(reader, partial);
         client
     }

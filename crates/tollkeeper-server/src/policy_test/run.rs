@@ -151,7 +151,7 @@ impl<'c> Runner<'c> {
         // The reader is borrowed while receipts are stored.
         let reader = self.reader.clone();
         let mut seen = PartialFacts::default();
-        reader.head(&head, Some(client), None, &mut seen);
+        reader.head(&head, Some(&client), None, &mut seen);
         if reader.needs_body(&self.config.policy, &seen) {
             reader.body(&head.headers, &look, Some(client), &mut seen);
         }

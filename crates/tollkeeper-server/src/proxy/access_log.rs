@@ -69,7 +69,7 @@ impl Record {
             status: CLIENT_LEFT,
         };
         let mut partial = PartialFacts::default();
-        prepared.reader.head(parts, Some(client), None, &mut partial);
+        prepared.reader.head(parts, Some(&client), None, &mut partial);
         if let Ok(complete) = partial.complete(&prepared.policy) {
             for (name, value) in complete.facts.iter() {
                 let mut scratch = [0; 48];

@@ -35,7 +35,7 @@ impl PriorityReader {
     pub fn read(&self, peer: IpAddr, parts: &Parts) -> Option<String> {
         let client = Client::of(peer, &parts.headers, &self.http);
         let mut partial = PartialFacts::default();
-        self.reader.head(parts, Some(client), None, &mut partial);
+        self.reader.head(parts, Some(&client), None, &mut partial);
         let Ok(complete) = partial.complete(&self.policy) else { return Some(self.smallest.clone()) };
         Some(complete.facts.get(&self.fact)?.text(&mut [0; 48]).to_owned())
     }

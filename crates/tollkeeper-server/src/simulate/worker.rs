@@ -82,7 +82,7 @@ impl FactReader {
     ) -> PartialFacts<'a> {
         let mut seen = PartialFacts::default();
         let client = entry.peer.map(|peer| Client::of(peer, &head.headers, &self.http));
-        self.reader.head(head, client, None, &mut seen);
+        self.reader.head(head, client.as_ref(), None, &mut seen);
         for (part, bytes) in batch.parts(entry) {
             let Part::Fact(index) = part else { continue };
             let name = names.facts[usize::from(index)].as_str();

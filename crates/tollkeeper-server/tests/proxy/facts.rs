@@ -135,7 +135,7 @@ impl FactReader {
         // The upstream trusts the proxy, which says who the client is.
         let client = parts.headers["x-forwarded-for"].to_str().unwrap().parse().unwrap();
         let client = Client::of(client, &HeaderMap::new(), &self.config.http);
-        self.reader.head(&parts, Some(client), None, &mut partial);
+        self.reader.head(&parts, Some(&client), None, &mut partial);
         let complete =
             partial.complete(&self.config.policy).expect("an ambiguous request was refused before");
         complete

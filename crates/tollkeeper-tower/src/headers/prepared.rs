@@ -1,7 +1,7 @@
 //! Serialised rate-limit headers in one buffer, which can wait for the handler's response.
 
 use http::{HeaderMap, HeaderValue};
-use tollkeeper_core::decimal::Decimal;
+use tollkeeper_core::decimal;
 use tollkeeper_core::inline::Inline;
 
 use super::Field;
@@ -102,7 +102,7 @@ impl Text {
 
     #[inline]
     pub(super) fn push_number(&mut self, number: u64) {
-        self.bytes.extend_from_slice(Decimal::whole(number).as_bytes());
+        decimal::write(number, |digits, len| self.bytes.extend_from_array(digits, len));
     }
 
     /// The length of the value so far.

@@ -107,7 +107,7 @@ impl KeyReader {
         let client = peer.map(|peer| Client::of(peer, &parts.headers, &self.http));
         let matched = if self.reader.needs_matched() { peer::matched(&parts.extensions) } else { None };
         let mut partial = PartialFacts::default();
-        self.reader.head(parts, client, matched, &mut partial);
+        self.reader.head(parts, client.as_ref(), matched, &mut partial);
         let complete = partial.complete(&self.policy).ok().filter(|complete| complete.also.is_empty())?;
         let mut toll = Toll::new(&self.policy, Verb::Check);
         toll.add(complete.facts, 1).ok()?;

@@ -69,16 +69,16 @@ pub(crate) fn forwarded(sent: &[u8]) {
         let mut headers = HeaderMap::new();
         headers.append(name, sent_value);
         // The headers of an untrusted peer are ignored. Those of a trusted one yield some address, in canonical form.
-        assert_eq!(Client::of(stranger, &headers, &settings), Client { ip: stranger, trusted: false });
+        assert_eq!(Client::of(stranger, &headers, &settings), Client { ip: stranger.into(), trusted: false });
         let alone = Client::of(proxy, &headers, &settings);
-        assert_eq!(alone.ip, alone.ip.to_canonical());
+        assert_eq!(IpAddr::from(alone.ip), IpAddr::from(alone.ip).to_canonical());
         // The proxy appends a header line, or extends the line that the client sent.
         headers.append(name, HeaderValue::from_bytes(appended).expect("a value"));
-        assert_eq!(Client::of(proxy, &headers, &settings).ip, client, "{sent:?}");
+        assert_eq!(Client::of(proxy, &headers, &settings).ip, client.into(), "{sent:?}");
         let joined = [sent, b", ", appended].concat();
         let mut headers = HeaderMap::new();
         headers.append(name, HeaderValue::from_bytes(&joined).expect("a value"));
-        assert_eq!(Client::of(proxy, &headers, &settings).ip, client, "{joined:?}");
+        assert_eq!(Client::of(proxy, &headers, &settings).ip, client.into(), "{joined:?}");
     }
 }
 

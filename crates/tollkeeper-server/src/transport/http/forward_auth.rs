@@ -11,6 +11,7 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode, Uri};
 use tollkeeper::{Decision, Span};
+use tollkeeper_core::net::CanonicalIp;
 use tollkeeper_tower::address::is_trusted;
 use tollkeeper_tower::body::BufferedBody;
 use tollkeeper_tower::facts::PartialFacts;
@@ -106,8 +107,8 @@ struct Gateway {
 }
 
 impl Application for Gateway {
-    fn peer(&self) -> Option<IpAddr> {
-        Some(self.peer)
+    fn peer(&self) -> Option<CanonicalIp> {
+        Some(self.peer.into())
     }
 
     fn longest_delay(&self) -> Span {
