@@ -87,19 +87,24 @@ impl Decimal {
 #[inline]
 pub fn write(number: u64, mut write: impl FnMut(&[u8; 8], usize)) {
     const CHUNK: u64 = 100_000_000;
-    if number < CHUNK {
-        let digits = eight_digits(number);
-        let leading_zeros = (digits | 1 << 56).trailing_zeros() / 8;
-        write(&ascii(digits >> (8 * leading_zeros)), 8 - leading_zeros as usize);
+    let (high, low) = (number / CHUNK, number % CHUNK);
+    let (top, high) = (high / CHUNK, high % CHUNK);
+    let first = if top > 0 {
+        top
+    } else if high > 0 {
+        high
     } else {
-        write_long(number / CHUNK, &mut write);
-        write(&ascii(eight_digits(number % CHUNK)), 8);
+        low
+    };
+    let digits = eight_digits(first);
+    let leading_zeros = (digits | 1 << 56).trailing_zeros() / 8;
+    write(&ascii(digits >> (8 * leading_zeros)), 8 - leading_zeros as usize);
+    if top > 0 {
+        write(&ascii(eight_digits(high)), 8);
     }
-}
-
-#[cold]
-fn write_long(number: u64, write: &mut dyn FnMut(&[u8; 8], usize)) {
-    self::write(number, |digits, len| write(digits, len));
+    if top > 0 || high > 0 {
+        write(&ascii(eight_digits(low)), 8);
+    }
 }
 
 /// The eight digits of a number below 10^8, one in each byte, the first in the lowest.
@@ -107,13 +112,14 @@ fn write_long(number: u64, write: &mut dyn FnMut(&[u8; 8], usize)) {
 fn eight_digits(number: u64) -> u64 {
     // Divides numbers in parts of the register at the same time: by 100, and then by 10. Each factor is the inverse of
     // the divisor, exact for numbers of this size.
-    let fours = number / 10_000 | (number % 10_000) << 32;
-    let hundreds = (fours * 10_486 >> 20) & 0x0000_007f_0000_007f;
-    let twos = (fours - 100 * hundreds) << 16 | hundreds;
-    let tens = (twos * 103 >> 10) & 0x000f_000f_000f_000f;
-    (twos - 10 * tens) << 8 | tens
+    let fours = (number / 10_000) | ((number % 10_000) << 32);
+    let hundreds = ((fours * 10_486) >> 20) & 0x0000_007f_0000_007f;
+    let twos = ((fours - 100 * hundreds) << 16) | hundreds;
+    let tens = ((twos * 103) >> 10) & 0x000f_000f_000f_000f;
+    ((twos - 10 * tens) << 8) | tens
 }
 
+#[inline]
 fn ascii(digits: u64) -> [u8; 8] {
     (digits | 0x3030_3030_3030_3030).to_le_bytes()
 }

@@ -427,22 +427,22 @@ impl Value<'_> {
     }
 }
 
-/// The text of an IPv4 address, and its length. It is put together in registers: reading it right after its parts were
-/// written stalls the processor.
+/// The text of an IPv4 address as a number whose first byte is the lowest, and its length. It is put together in
+/// registers: reading it right after its parts were written stalls the processor.
 #[inline]
-pub(crate) fn ipv4(ip: Ipv4Addr) -> ([u8; 16], usize) {
+pub(crate) fn ipv4(ip: Ipv4Addr) -> (u128, usize) {
     let (mut text, mut len) = (0, 0);
     for octet in ip.octets() {
         text |= u128::from(OCTETS[usize::from(octet)]) << (8 * len);
         len += 2 + usize::from(octet >= 10) + usize::from(octet >= 100);
     }
-    (text.to_le_bytes(), len - 1)
+    (text, len - 1)
 }
 
 /// Formats an IPv4 address into `scratch`.
 pub(crate) fn ipv4_into(ip: Ipv4Addr, scratch: &mut Scratch) -> &[u8] {
     let (text, len) = ipv4(ip);
-    scratch[..16].copy_from_slice(&text);
+    scratch[..16].copy_from_slice(&text.to_le_bytes());
     &scratch[..len]
 }
 

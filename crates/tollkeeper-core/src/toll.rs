@@ -380,13 +380,19 @@ impl Marks {
     }
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "the lowest eight bytes are wanted")]
+fn low_bytes(text: u128) -> [u8; 8] {
+    (text as u64).to_le_bytes()
+}
+
 // Not inlined: the buffer would be on the stack of every request.
 #[inline(never)]
 fn push_keyed(values: &mut Inline<u8, 96>, policy: &Policy, fact: &str, value: &Value<'_>) {
     if let Value::Ip(IpAddr::V4(ip)) = value {
         let (text, len) = facts::ipv4(*ip);
         key::push_len(len, |part| values.extend_from_slice(part));
-        return values.extend_from_array(&text, len);
+        values.extend_from_array(&low_bytes(text), len.min(8));
+        return values.extend_from_array(&low_bytes(text >> 64), len.saturating_sub(8));
     }
     let mut scratch: Scratch = [0; 48];
     let keyed = policy.keyed(fact, value, &mut scratch);
