@@ -46,6 +46,20 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Decides a toll atomically: all its limits are charged, or none. The returned future must not borrow `toll`.
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply>;
 
+    /// As [`Store::decide`], for a store that wraps this one: `end` sees the reply first, and may change it. If the caller
+    /// stops waiting, `end` is dropped. A store that calls `end` in its own future saves the wrapper a future around it.
+    #[cfg(feature = "redis")]
+    fn decide_then<'a>(
+        &'a self,
+        toll: &Toll,
+        end: impl FnOnce(&mut Reply) + Send + 'a,
+    ) -> StoreFuture<'a, Reply>
+    where
+        Self: Sized,
+    {
+        self.decide(toll).then(end)
+    }
+
     /// Grants units of a key to this node in advance; `None` if the store did not answer, or has no leases. It is never
     /// retried. The returned future must not borrow `request`.
     fn lease(&self, _request: &LeaseRequest) -> StoreFuture<'_, Option<LeaseGrant>> {
@@ -175,6 +189,24 @@ impl<'a, T: Unpin + Send + 'a> StoreFuture<'a, T> {
         match self {
             StoreFuture::Later(future) => future,
             ready => Box::pin(ready),
+        }
+    }
+
+    /// Passes the answer to `end`, which may change it, when it is there.
+    pub(crate) fn then(self, end: impl FnOnce(&mut T) + Send + 'a) -> StoreFuture<'a, T> {
+        match self {
+            StoreFuture::Ready(mut answer) => {
+                end(&mut answer);
+                StoreFuture::Ready(answer)
+            }
+            later => {
+                let later = later.boxed();
+                StoreFuture::Later(Box::pin(async move {
+                    let mut answer = later.await;
+                    end(&mut answer);
+                    answer
+                }))
+            }
         }
     }
 }

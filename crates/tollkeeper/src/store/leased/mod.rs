@@ -17,9 +17,7 @@ mod permits;
 mod request;
 mod table;
 
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
 
 use tollkeeper_core::charge::ItemKey;
 use tollkeeper_core::decision::admitted;
@@ -220,20 +218,14 @@ impl<S: Store + 'static> Inner<S> {
         let mut flight = Flight::start(self, deciding);
         self.finish(deciding);
         let toll = deciding.toll;
-        match self.store.decide(toll) {
-            // Only leases need the toll again, and a copy of it is expensive.
-            StoreFuture::Later(later) if deciding.dues().all(|due| due.key.lease.is_none()) => {
-                StoreFuture::Later(Box::pin(ExactFlight { later, flight }))
-            }
-            StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_whole(toll, &deciding.keys(), reply)),
-            later => {
-                let (later, toll, keys) = (later.boxed(), toll.clone(), deciding.keys());
-                StoreFuture::Later(Box::pin(async move {
-                    let reply = later.await;
-                    flight.end_whole(&toll, &keys, reply)
-                }))
-            }
+        // Only leases need the toll again, and a copy of it is expensive.
+        if deciding.dues().all(|due| due.key.lease.is_none()) {
+            return self.store.decide_then(toll, move |reply| {
+                flight.land(reply);
+            });
         }
+        let (keys, owned) = (deciding.keys(), Box::new(toll.clone()));
+        self.store.decide_then(toll, move |reply| flight.end_whole(&owned, &keys, reply))
     }
 
     /// Takes the permits of the dues that they cover, and has the store decide the others.
@@ -244,17 +236,9 @@ impl<S: Store + 'static> Inner<S> {
         let (toll, keys) = (deciding.toll, deciding.keys());
         let uncovered = deciding.dues().enumerate().filter(|(_, due)| !due.is_covered);
         let indexes: Vec<usize> = uncovered.map(|(index, _)| index).collect();
-        let part = Part { toll: toll.clone(), rest: toll.part(&indexes), indexes, held };
-        match self.store.decide(&part.rest) {
-            StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_part(&part, &keys, &reply)),
-            later => {
-                let later = later.boxed();
-                StoreFuture::Later(Box::pin(async move {
-                    let reply = later.await;
-                    flight.end_part(&part, &keys, &reply)
-                }))
-            }
-        }
+        let rest = toll.part(&indexes);
+        let part = Box::new(Part { toll: toll.clone(), indexes, held });
+        self.store.decide_then(&rest, move |reply| flight.end_part(&part, &keys, reply))
     }
 
     /// Unlocks the keys of a toll, and asks for permits where they run low.
@@ -460,10 +444,9 @@ struct Held {
     generation: u64,
 }
 
-/// A toll of which permits cover a part, and the rest that is sent to the store.
+/// A toll of which permits cover a part, while the store decides the rest of it.
 struct Part {
     toll: Toll,
-    rest: Toll,
     /// The index of each due of the rest in the toll.
     indexes: Vec<usize>,
     held: Vec<Held>,
@@ -507,25 +490,25 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
     }
 
     /// Ends the flight of a whole toll.
-    fn end_whole(&mut self, toll: &Toll, keys: &DueKeys, mut reply: Reply) -> Reply {
-        self.land(&reply);
+    fn end_whole(mut self, toll: &Toll, keys: &DueKeys, reply: &mut Reply) {
+        self.land(reply);
         if toll.verb().charges() {
-            self.store.count_demand(toll, keys, &reply);
+            self.store.count_demand(toll, keys, reply);
         } else {
-            self.store.add_permits(toll, keys, &mut reply);
+            self.store.add_permits(toll, keys, reply);
         }
-        reply
     }
 
-    /// Ends the flight of a part. The rest of the toll was covered by permits, which are put back if the part is
-    /// refused.
-    fn end_part(mut self, part: &Part, keys: &DueKeys, part_reply: &Reply) -> Reply {
-        let received = self.land(part_reply);
-        let Part { toll, rest, indexes, held } = part;
-        let modes = rest.dues().map(|due| due.mode());
-        let passes = admitted(modes.zip(part_reply.limits().iter().map(LimitReply::allowed)));
+    /// Ends the flight of a part: makes its reply one for the whole toll. The other dues were covered by permits, which
+    /// are put back if the part is refused.
+    fn end_part(mut self, part: &Part, keys: &DueKeys, reply: &mut Reply) {
+        let received = self.land(reply);
+        let Part { toll, indexes, held } = part;
+        let modes = indexes.iter().map(|index| toll.get(*index).mode());
+        let passes = admitted(modes.zip(reply.limits().iter().map(LimitReply::allowed)));
         let at = self.store.moment();
-        let mut reply = Reply::new(part_reply.time(), part_reply.id());
+        let whole = Reply::new(reply.time(), reply.id());
+        let part_reply = std::mem::replace(reply, whole);
         let limits = reply.resize(toll.len());
         for (index, limit) in indexes.iter().zip(part_reply.limits()) {
             limits[*index] = *limit;
@@ -548,8 +531,7 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
             self.store.count(due.rule.name(), PermitState::Expired, expired);
             limits[*index] = limit;
         }
-        self.store.count_demand(toll, keys, &reply);
-        reply
+        self.store.count_demand(toll, keys, reply);
     }
 
     /// Remembers the states that the reply shows, and returns when it was received.
@@ -622,26 +604,6 @@ impl<S: Store + 'static> Inner<S> {
     }
 }
 
-/// A toll without leases that the store decides.
-struct ExactFlight<'s, S: Store + 'static> {
-    later: Pin<Box<dyn Future<Output = Reply> + Send + 's>>,
-    flight: Flight<'s, S>,
-}
-
-impl<S: Store + 'static> Future for ExactFlight<'_, S> {
-    type Output = Reply;
-
-    /// Not an `async` block, which would copy the reply: it is large.
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
-        let Self { later, flight } = &mut *self;
-        let reply = later.as_mut().poll(context);
-        if let Poll::Ready(reply) = &reply {
-            flight.land(reply);
-        }
-        reply
-    }
-}
-
 impl<S: Store + 'static> Drop for Flight<'_, S> {
     fn drop(&mut self) {
         for SentDue { print, ticket, .. } in &*self.sent_dues {
@@ -674,7 +636,7 @@ impl<S: Store + 'static> Store for Leased<S> {
         corrections: &'a [KeyCorrection],
     ) -> StoreFuture<'a, Correction> {
         let void = VoidOnDrop(move || self.0.void(charge));
-        after(self.0.store.correct(charge, corrections), void)
+        self.0.store.correct(charge, corrections).then(move |_| drop(void))
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
@@ -695,7 +657,7 @@ impl<S: Store + 'static> Store for Leased<S> {
             });
             inner.count(key.limit(), PermitState::Expired, dropped.unwrap_or(0));
         });
-        after(inner.store.forget(key), void)
+        inner.store.forget(key).then(move |_| drop(void))
     }
 
     fn seal_charge(&self, charge: &Charge) -> String {
@@ -712,17 +674,6 @@ impl<S: Store + 'static> Store for Leased<S> {
 
     fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Slot>, Unavailable>> {
         self.0.store.open_slot(text)
-    }
-}
-
-/// Drops `void` when the answer is there, or when the caller stops waiting for it.
-fn after<'a, T: Unpin + Send + 'a>(answer: StoreFuture<'a, T>, void: impl Send + 'a) -> StoreFuture<'a, T> {
-    match answer {
-        StoreFuture::Later(later) => StoreFuture::Later(Box::pin(async move {
-            let _void = void;
-            later.await
-        })),
-        ready => ready,
     }
 }
 

@@ -153,7 +153,7 @@ impl<R: Remote> Inner<R> {
         server.is_none_or(|server| self.may_ask(server, now)).then_some(now)
     }
 
-    /// Waits for a reply until the deadline, and reports success or failure to the server's breaker.
+    /// Waits for a reply until the deadline, and records the result.
     async fn await_answer<T: Unpin>(
         &self,
         what: Op,
@@ -162,14 +162,19 @@ impl<R: Remote> Inner<R> {
         reply: Pin<Box<dyn Future<Output = RemoteResult<T>> + Send + '_>>,
     ) -> RemoteResult<T> {
         let result = within_deadline(&self.clock, self.deadline, reply).await;
+        self.record(what, server.as_ref(), began, &result);
+        result
+    }
+
+    /// Reports the result of a call to the observer, and to the server's breaker.
+    fn record<T>(&self, what: Op, server: Option<&Server>, began: Time, result: &RemoteResult<T>) {
         if let Some(observer) = self.observer.get() {
             observer.asked(what, self.clock.now().since(began));
         }
-        match &result {
-            Ok(_) => self.answered(server.as_ref()),
-            Err(failure) => self.failed(server.as_ref(), began, failure),
+        match result {
+            Ok(_) => self.answered(server),
+            Err(failure) => self.failed(server, began, failure),
         }
-        result
     }
 
     fn may_ask(&self, server: &Server, now: Time) -> bool {
@@ -277,21 +282,34 @@ pub(crate) async fn within_deadline<T>(
 
 impl<R: Remote + 'static> Store for Resilient<R> {
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply> {
+        self.decide_then(toll, |_| ())
+    }
+
+    fn decide_then<'a>(
+        &'a self,
+        toll: &Toll,
+        end: impl FnOnce(&mut Reply) + Send + 'a,
+    ) -> StoreFuture<'a, Reply> {
         let inner = &*self.0;
         if toll.is_empty() {
-            return StoreFuture::Ready(Reply::new(inner.clock.now(), 0));
+            return StoreFuture::Ready(Reply::new(inner.clock.now(), 0)).then(end);
         }
         match inner.remote.split(toll) {
             Split::Apart(parts) => {
-                StoreFuture::Later(Box::pin(cross_slot::decide(Arc::clone(&self.0), toll.clone(), parts)))
+                let decided = cross_slot::decide(Arc::clone(&self.0), toll.clone(), parts);
+                StoreFuture::Later(Box::pin(decided)).then(end)
             }
             Split::Whole(server) => match inner.begin(Some(&server)) {
-                None => StoreFuture::Ready(inner.fallback.decide(toll)),
+                None => StoreFuture::Ready(inner.fallback.decide(toll)).then(end),
                 Some(began) => {
                     let (reply, toll) = (inner.remote.decide(toll).boxed(), Box::new(toll.clone()));
                     StoreFuture::Later(Box::pin(async move {
-                        let answer = inner.await_answer(Op::Decide, Some(server), began, reply).await;
-                        answer.unwrap_or_else(|_| inner.fallback.decide(&toll))
+                        // The reply is large: every layer around this would copy it.
+                        let answer = within_deadline(&inner.clock, inner.deadline, reply).await;
+                        inner.record(Op::Decide, Some(&server), began, &answer);
+                        let mut reply = answer.unwrap_or_else(|_| inner.fallback.decide(&toll));
+                        end(&mut reply);
+                        reply
                     }))
                 }
             },
