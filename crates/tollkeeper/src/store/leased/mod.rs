@@ -133,6 +133,10 @@ struct Deciding<'a, 't> {
     dues: &'t mut DecidingDues<'a>,
     locked: Locked<'t, Known>,
     at: Moment,
+    /// Whether no due is leased.
+    is_exact: bool,
+    /// How many dues permits cover.
+    covered: usize,
     /// Units that expired or were dropped, by due.
     expired: Vec<(usize, u64)>,
     /// Units to ask the store for.
@@ -187,8 +191,16 @@ impl<S: Store + 'static> Inner<S> {
         let locked = self.table.lock(dues.iter().flatten().map(|due| due.key.print));
         // The clock is read under the locks: a permit is spent at this time.
         let at = self.moment();
-        let mut deciding =
-            Deciding { toll, dues: &mut dues, locked, at, expired: Vec::new(), wanted: Vec::new() };
+        let mut deciding = Deciding {
+            toll,
+            dues: &mut dues,
+            locked,
+            at,
+            is_exact,
+            covered: 0,
+            expired: Vec::new(),
+            wanted: Vec::new(),
+        };
         if !toll.verb().charges() {
             return self.ask_whole(&mut deciding);
         }
@@ -200,14 +212,14 @@ impl<S: Store + 'static> Inner<S> {
             return StoreFuture::Ready(reply);
         }
         // 2. Permits for every due.
-        if deciding.dues().all(|due| due.is_covered) {
+        if deciding.covered == toll.len() {
             let mut reply = Reply::new(at.store, self.ids.id(deciding.locked.next_number()));
             deciding.admit(&mut reply);
             self.finish(&mut deciding);
             return StoreFuture::Ready(reply);
         }
         // 3. The store decides the rest.
-        if deciding.dues().any(|due| due.is_covered) {
+        if deciding.covered > 0 {
             return self.ask_part(&mut deciding);
         }
         self.ask_whole(&mut deciding)
@@ -219,7 +231,7 @@ impl<S: Store + 'static> Inner<S> {
         self.finish(deciding);
         let toll = deciding.toll;
         // Only leases need the toll again, and a copy of it is expensive.
-        if deciding.dues().all(|due| due.key.lease.is_none()) {
+        if deciding.is_exact {
             return self.store.decide_then(toll, move |reply| {
                 flight.land(reply);
             });
@@ -340,6 +352,7 @@ impl<'a> Deciding<'a, '_> {
                     self.expired.push((index, dropped));
                 }
                 *is_covered = leased.pool.units() >= due.cost.max(1);
+                self.covered += usize::from(*is_covered);
             }
             if !*is_covered && due.enforced() {
                 *is_bounded = denial_bound && known.bound.refuses(due, at);
@@ -470,7 +483,7 @@ struct SentDue {
 impl<'s, S: Store + 'static> Flight<'s, S> {
     /// Sends the dues that permits do not cover, and notes where permits run low.
     fn start(store: &'s Arc<Inner<S>>, deciding: &mut Deciding<'_, '_>) -> Flight<'s, S> {
-        let Deciding { toll, dues, locked, at, wanted, .. } = deciding;
+        let Deciding { toll, dues, locked, at, is_exact, wanted, .. } = deciding;
         let charges = toll.verb().charges();
         let mut sent_dues = Inline::<SentDue, 2>::default();
         for DecidingDue { due, key, .. } in dues.iter().flatten().filter(|due| !due.is_covered) {
@@ -481,10 +494,12 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
             };
             sent_dues.push(SentDue { print: key.print, ticket, asked: AskedDue::of(due) });
         }
-        let leased = dues.iter().flatten().enumerate().filter(|(_, due)| due.key.lease.is_some());
-        for (index, DecidingDue { due, key, .. }) in leased {
-            let known = locked.get(key.print);
-            wanted.extend(known.and_then(|known| known.want(index, due, key.lease, *at)));
+        if !*is_exact {
+            let leased = dues.iter().flatten().enumerate().filter(|(_, due)| due.key.lease.is_some());
+            for (index, DecidingDue { due, key, .. }) in leased {
+                let known = locked.get(key.print);
+                wanted.extend(known.and_then(|known| known.want(index, due, key.lease, *at)));
+            }
         }
         Flight { store, sent_dues, sent: at.now }
     }
