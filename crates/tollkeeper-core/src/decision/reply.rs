@@ -82,6 +82,7 @@ pub enum LimitReply {
 
 /// What a node answers from without asking the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Approximation {
     /// Permits that the store granted in advance.
     Permits,
