@@ -630,10 +630,7 @@ fn is_other(one: &Option<NamedValue<'_>>, other: &Option<NamedValue<'_>>) -> boo
 
 #[inline(always)]
 fn unchecked(fact: Option<NamedValue<'_>>) -> Option<Fact<'_>> {
-    match fact {
-        Some((name, value)) => Some(Fact { name: name.into(), value }),
-        None => None,
-    }
+    fact.map(|(name, value)| Fact { name: name.into(), value })
 }
 
 /// The value in its canonical form, if the name is valid and the fact may have the value.

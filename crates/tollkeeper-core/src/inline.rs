@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn parts_of_arrays_are_appended_at_every_length() {
-        let bytes: [u8; 16] = core::array::from_fn(|index| index as u8);
+        let bytes = *b"0123456789abcdef";
         for start in 0..120 {
             for len in 0..=16 {
                 let mut list = Inline::<u8, 96>::default();

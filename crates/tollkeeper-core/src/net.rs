@@ -38,7 +38,8 @@ impl CanonicalIp {
     #[inline(always)]
     pub fn v4(self) -> Option<Ipv4Addr> {
         let is_mapped = self.0 & !u128::from(u32::MAX) == IPV4_MAPPED;
-        is_mapped.then(|| Ipv4Addr::from_bits((self.0 & u128::from(u32::MAX)) as u32))
+        let [.., a, b, c, d] = self.0.to_be_bytes();
+        is_mapped.then(|| Ipv4Addr::new(a, b, c, d))
     }
 }
 

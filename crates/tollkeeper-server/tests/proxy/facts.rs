@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use hyper::{HeaderMap, Request};
@@ -133,7 +134,7 @@ impl FactReader {
         let (parts, ()) = request.body(()).unwrap().into_parts();
         let mut partial = PartialFacts::default();
         // The upstream trusts the proxy, which says who the client is.
-        let client = parts.headers["x-forwarded-for"].to_str().unwrap().parse().unwrap();
+        let client: IpAddr = parts.headers["x-forwarded-for"].to_str().unwrap().parse().unwrap();
         let client = Client::of(client, &HeaderMap::new(), &self.config.http);
         self.reader.head(&parts, Some(&client), None, &mut partial);
         let complete =
