@@ -344,12 +344,14 @@ impl Limiter {
         T: Send + 'a,
         R: FnOnce(Decision) -> T + Send + 'a,
     {
-        let build = |toll: &mut Toll| toll.add_request(request);
-        // Two calls, so that each is inlined: the result is large, and copying what was just written stalls the processor.
-        match policy {
+        // The error is large, and would be copied with every result, which stalls the processor.
+        let build = |toll: &mut Toll| toll.add_request(request).map_err(Box::new);
+        // Two calls, so that each is inlined.
+        let decided = match policy {
             Some(policy) => self.decide_toll(policy, request.verb, build, read),
             None => self.inner.policy.read(|policy, _| self.decide_toll(policy, request.verb, build, read)),
-        }
+        };
+        decided.map_err(|error| *error)
     }
 
     /// Builds a toll, decides it, and passes the decision to `read`.
