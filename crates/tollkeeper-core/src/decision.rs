@@ -128,7 +128,7 @@ impl fmt::Debug for Decision {
 impl Decision {
     /// A toll that is yet to be built and decided, in place: a toll and its reply are too large to be moved on the
     /// hot path.
-    #[inline]
+    #[inline(always)]
     pub fn undecided(policy: &Arc<Policy>, verb: Verb) -> Decision {
         let Some(mut decided) = pool::take() else { return Decision::allocated(policy, verb) };
         let DecidedToll { toll, reply, allowed } = &mut *decided;

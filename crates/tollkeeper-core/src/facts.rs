@@ -278,13 +278,19 @@ impl<'a> Facts<'a> {
     }
 
     /// The value of a fact; `None` if it is absent or empty.
-    // Not inlined into the loops over limits: they are larger than the registers hold already.
-    #[inline(never)]
+    // The first fact is compared in place; the loop over the others would crowd the registers of the caller.
+    #[inline]
     pub fn get(&self, name: &str) -> Option<&Value<'a>> {
-        for fact in &self.inline {
+        let first = self.inline[0].as_ref()?;
+        if first.has(name) { first.value.unless_empty() } else { self.get_other(name) }
+    }
+
+    #[inline(never)]
+    fn get_other(&self, name: &str) -> Option<&Value<'a>> {
+        for fact in &self.inline[1..] {
             let fact = fact.as_ref()?;
             if fact.has(name) {
-                return Some(&fact.value).filter(|value| !value.is_empty());
+                return fact.value.unless_empty();
             }
         }
         self.get_more(name)
@@ -293,8 +299,7 @@ impl<'a> Facts<'a> {
     /// As [`Facts::get`], for the facts that do not fit inline.
     #[cold]
     fn get_more(&self, name: &str) -> Option<&Value<'a>> {
-        let fact = self.rare.as_ref()?.more.iter().find(|fact| fact.has(name))?;
-        Some(&fact.value).filter(|value| !value.is_empty())
+        self.rare.as_ref()?.more.iter().find(|fact| fact.has(name))?.value.unless_empty()
     }
 
     /// Names and values.
@@ -418,6 +423,12 @@ impl Value<'_> {
         }
     }
 
+    #[inline]
+    fn unless_empty(&self) -> Option<&Self> {
+        if self.is_empty() { None } else { Some(self) }
+    }
+
+    #[inline]
     fn is_empty(&self) -> bool {
         match self {
             Value::Text(text) => text.is_empty(),
