@@ -28,6 +28,20 @@ fn invalid_names_and_values_are_rejected() {
     assert_eq!(error.problem, FactProblem::NotUtf8);
 }
 
+#[test]
+fn put_ip_equals_put() {
+    for before in [facts! {}, facts! { "user" => "alice" }, facts! { "ip" => "192.0.2.1", "user" => "alice" }]
+    {
+        for ip in ["192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1"] {
+            let ip: IpAddr = ip.parse().expect(ip);
+            let (mut put, mut put_ip) = (before.clone(), before.clone());
+            put.put("ip", ip);
+            put_ip.put_ip(ip.into());
+            assert_eq!(format!("{put_ip:?}"), format!("{put:?}"), "{ip} after {before:?}");
+        }
+    }
+}
+
 /// `facts!` writes a few valid facts at once. Names, order, values and problems must be those of facts added one by one.
 #[test]
 fn facts_at_once_equal_facts_one_by_one() {
