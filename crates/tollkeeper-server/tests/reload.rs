@@ -42,6 +42,15 @@ fn reloads(server: &Server, result: &str) -> f64 {
     server.metric(&format!("tollkeeper_config_reloads_total{{result=\"{result}\"}}"))
 }
 
+/// Ends the load when it is dropped: also when an assertion fails, which would wait for the load forever otherwise.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 #[test]
 fn thousand_reloads_under_load_lose_nothing() {
     const RELOADS: u32 = 1_000;
@@ -95,6 +104,7 @@ fn thousand_reloads_under_load_lose_nothing() {
             })
             .collect();
 
+        let running = StopOnDrop(&stop);
         let mut client = server.client();
         let mut limits = || client.request("GET", "/v1/limits", "").json();
         let mut version = 1;
@@ -115,7 +125,7 @@ fn thousand_reloads_under_load_lose_nothing() {
             });
         }
         eventually("the shared limit is used up", || shared.load(Relaxed) >= SHARED);
-        stop.store(true, Relaxed);
+        drop(running);
         load.into_iter().map(|connection| connection.join().unwrap()).sum()
     });
 
