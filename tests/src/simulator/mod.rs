@@ -15,6 +15,7 @@ pub mod checker;
 pub mod client;
 pub mod executor;
 pub mod heap;
+pub mod history;
 pub mod mutants;
 pub mod network;
 pub mod node;

@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex};
 use tollkeeper::store::{Failure, FailureKind, Key, RemoteResult};
 use tollkeeper::{Clock, Correction, Costs, DecidedToll, Decision, Facts, Limiter, Slot, Span, Time, facts};
 
-use super::checker::{Answered, Bounded, Checker, StoreTime};
+use super::checker::{Answered, Bounded, Checker};
 use super::client::{Answer, Call, Client, Op, Pending, Wire};
 use super::executor::{Executor, Task, lock};
 use super::heap::Heap;
+use super::history::StoreTime;
 use super::network::{Fate, Leg};
 use super::node::{Environment, Node, Spawn, Stack};
 use super::scenario::{Request, RequestKind, START, Scenario, Then, What};
