@@ -107,7 +107,7 @@ pub fn write(number: u64, mut write: impl FnMut(&[u8; 8], usize)) {
     }
 }
 
-/// The eight digits of a number below 10^8, one in each byte, the first in the lowest.
+/// The eight digits of a number below 10^8, one in each byte, the first in the lowest: not text yet, see [`ascii`].
 #[inline]
 fn eight_digits(number: u64) -> u64 {
     // Divides numbers in parts of the register at the same time: by 100, and then by 10. Each factor is the inverse of
@@ -124,23 +124,6 @@ fn ascii(digits: u64) -> [u8; 8] {
     (digits | 0x3030_3030_3030_3030).to_le_bytes()
 }
 
-/// Appends a whole number, writing its digits in place: copying digits that were just written stalls the processor.
-#[inline]
-pub fn append(out: &mut Vec<u8>, mut number: u64) {
-    let digits = number.checked_ilog10().map_or(1, |log| log as usize + 1);
-    let start = out.len();
-    out.resize(start + digits, b'0');
-    let mut end = out.len();
-    while number >= 10 {
-        end -= 2;
-        out[end..end + 2].copy_from_slice(&PAIRS[(number % 100) as usize]);
-        number /= 100;
-    }
-    if end > start {
-        out[start] += (number % 10).to_le_bytes()[0];
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,9 +138,6 @@ mod tests {
         });
         for number in ends.chain(tens).chain(0..20_000).chain((0..99_999_999).step_by(9_973)) {
             assert_eq!(Decimal::whole(number).as_str(), number.to_string());
-            let mut written = b"x".to_vec();
-            append(&mut written, number);
-            assert_eq!(written, format!("x{number}").as_bytes());
 
             let mut chunks = String::new();
             write(number, |digits, len| chunks += core::str::from_utf8(&digits[..len]).expect("digits"));

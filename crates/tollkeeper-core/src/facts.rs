@@ -113,10 +113,10 @@ impl<'a> From<Cow<'a, str>> for Name<'a> {
     }
 }
 
-/// A fact for [`facts!`](crate::facts!).
+/// The name and the value of a fact, as [`Facts::few`] takes them.
 pub type NamedValue<'a> = (Cow<'a, str>, Value<'a>);
 
-/// A fact for [`facts!`](crate::facts!).
+/// A fact for [`Facts::few`].
 #[inline(always)]
 pub fn fact<'a>(name: impl Into<Cow<'a, str>>, value: impl Into<Value<'a>>) -> Option<NamedValue<'a>> {
     Some((name.into(), value.into()))
@@ -158,7 +158,7 @@ impl<'a> Facts<'a> {
         Facts::default()
     }
 
-    /// These facts; of several with the same name, the last.
+    /// Up to four facts; of several with the same name, the last. [`facts!`](crate::facts!) is easier to write.
     // Valid facts with different names are written where the caller keeps them. Facts that were filled one by one would
     // be moved there, and moving what was just written stalls the processor. So would a list, unless the compiler happens
     // to inline every loop over it.
@@ -639,6 +639,7 @@ fn is_other(one: &Option<NamedValue<'_>>, other: &Option<NamedValue<'_>>) -> boo
     !matches!((one, other), (Some((one, _)), Some((other, _))) if **one == **other)
 }
 
+/// A fact that is known to be valid.
 #[inline(always)]
 fn unchecked(fact: Option<NamedValue<'_>>) -> Option<Fact<'_>> {
     fact.map(|(name, value)| Fact { name: name.into(), value })

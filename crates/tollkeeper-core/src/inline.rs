@@ -30,7 +30,7 @@ impl<T: Copy + Default, const N: usize> Default for Inline<T, N> {
 }
 
 impl<T: Copy + Default, const N: usize> Inline<T, N> {
-    /// The number of elements, without a look at where they are.
+    /// The number of elements. The length of the slice takes longer, because that depends on where the elements are.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.len

@@ -266,8 +266,7 @@ impl Reader {
         }
         let bytes: Cow<'a, [u8]> = match &fact.from {
             Source::Ip => {
-                let ip = client.ok_or(Unresolved::NoPeer)?.ip;
-                let ip = IpAddr::from(ip);
+                let ip = IpAddr::from(client.ok_or(Unresolved::NoPeer)?.ip);
                 if fact.name == tollkeeper::facts::IP {
                     return Ok(Some(ip.into()));
                 }

@@ -4,7 +4,7 @@
 //! returns a small value instead of a [`Decision`](crate::Decision).
 //!
 //! With an observer or with overrides at run time, its toll is decided and recorded like any other. Without them, its
-//! dues go to the memory store without a toll around them: 26 instead of 47 ns for one limit. The tests of
+//! dues go to the memory store without a toll around them: 26 instead of 52 ns for one limit. The tests of
 //! `store/memory/decide.rs` require that both decide alike.
 
 use std::array;
